@@ -207,12 +207,13 @@ size_t IntKeyHash::operator()(const IntKey& key) const {
 }
 
 Pricer::Pricer(const Graph& graph, const Cluster& cluster,
-               const ProfileDb* profile)
+               const ProfileDb* profile, bool all_fused)
     : graph_(graph),
       cluster_(cluster),
       profile_(profile),
       products_(profile, cluster.device_types),
       collectives_(cluster),
+      all_fused_(all_fused),
       shards_(kShards) {
   int node = -1;
   for (size_t i = 0; i < cluster.devices.size(); ++i) {
@@ -230,6 +231,9 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
   }
   hosts_alike_ = HostsAreAlike();
   fusion_ = FusionOf(graph, cluster.stack);
+  fused_ = FuseNodes(graph,
+                     [&](std::string_view kernel) { return HasFused(kernel); });
+  casts_fused_ = HasFused("adamw+cast");
   routing_ = RoutingOf(graph);
   exchanged_slots_ = ExchangedSlots(graph);
   std::map<std::pair<std::string, std::vector<double>>, int> signatures;
@@ -244,6 +248,12 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
     attributes.push_back(fusion.traffic);
     attributes.push_back(fusion.operand_rounded);
     attributes.push_back(fusion.of_head);
+    const FusedNode& fused = fused_[signature_.size()];
+    attributes.push_back(fused.elsewhere);
+    attributes.push_back(
+        fused.kernel() != nullptr
+            ? static_cast<double>(fused.kernel() - FusedKernels().data())
+            : -1);
     const auto [it, is_new] = signatures.try_emplace(
         {std::string(n.op->name) + " " + n.rule.ToString(), attributes},
         static_cast<int>(signatures.size()));
@@ -761,6 +771,13 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
                                   : DType::kFloat32);
     }
   }
+  if (const FusedNode* const fused = FusedAt(task);
+      fused != nullptr && fused->kernel() != nullptr) {
+    query.key.name = fused->kernel()->name;
+  } else if (task.optimizer && casts_fused_ &&
+             (task.kernel == "adamw" || task.kernel == "adam")) {
+    query.key.name += "+cast";
+  }
   query.key.rule = rule->ToString();
   query.key.extents = extents;
   query.op_class = state ? OpClass::kMemory : op->op_class;
@@ -934,6 +951,43 @@ double Pricer::HostSeconds(const TaskView& view, const CostQuery& query) const {
              : one;
 }
 
+// Measured for a device of this cluster, at the type that is computed in;
+// masters of updates are fp32.
+bool Pricer::HasFused(std::string_view kernel) const {
+  const bool update = kernel.ends_with("+cast");
+  if (update && SizeOf(graph_.dtype) != 2) return false;
+  if (all_fused_) return true;
+  if (profile_ == nullptr) return false;
+  ProfileKey key;
+  key.name = kernel;
+  key.dtype = update ? DType::kFloat32 : graph_.dtype;
+  return std::ranges::any_of(cluster_.device_types,
+                             [&](const DeviceType& type) {
+                               key.device = type.name;
+                               const auto [begin, end] = profile_->Family(key);
+                               return begin != end;
+                             });
+}
+
+const FusedNode* Pricer::FusedAt(const Task& task) const {
+  const bool own = task.kind == TaskKind::kCompute && task.node.valid() &&
+                   task.kernel == graph_.node(task.node).op->name;
+  return own ? &fused_[task.node.index()] : nullptr;
+}
+
+std::span<const FusedNode::Part> Pricer::PartsOf(const Task& task) const {
+  const FusedNode* const fused = FusedAt(task);
+  if (fused == nullptr) return {};
+  return fused->parts;
+}
+
+// Whether the kernel of another task does it.
+bool Pricer::IsElsewhere(const Task& task) const {
+  if (task.optimizer && task.kernel == "cast") return casts_fused_;
+  const FusedNode* const fused = FusedAt(task);
+  return fused != nullptr && fused->elsewhere;
+}
+
 TaskCost Pricer::Compute(const TaskView& view) const {
   const Task& task = *view.task;
   const GroupClass& where = Class(view.group_class);
@@ -947,7 +1001,7 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         seconds = TierSeconds(view, source);
         break;
       }
-      if (FusionAt(view).traffic == 0) {  // done in another kernel
+      if (FusionAt(view).traffic == 0 || IsElsewhere(task)) {
         source = CostSource::kAnalytical;
         break;
       }

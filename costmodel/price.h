@@ -59,6 +59,7 @@
 #include "planner/base/units.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
+#include "planner/lower/fused_nodes.h"
 #include "planner/lower/task_graph.h"
 #include "planner/plan/layout.h"
 
@@ -91,8 +92,11 @@ struct IntKeyHash {
 
 class Pricer {
  public:
+  // Of the FusedKernels, those that the profile has rows of for a device of the
+  // cluster are taken to be there, or with `all_fused` all.
   // `profile` may be null. All three outlive this, unchanged.
-  Pricer(const Graph& graph, const Cluster& cluster, const ProfileDb* profile);
+  Pricer(const Graph& graph, const Cluster& cluster, const ProfileDb* profile,
+         bool all_fused = false);
   Pricer(const Pricer&) = delete;
   Pricer& operator=(const Pricer&) = delete;
 
@@ -114,6 +118,9 @@ class Pricer {
   // What of a profile would be exactly this task's time, on the first device
   // of its group. The profiler measures just these.
   ProfileKey ProfileKeyOf(const TaskView& view) const;
+
+  // The nodes behind a task's that its kernel does, too.
+  std::span<const FusedNode::Part> PartsOf(const Task& task) const;
 
   // What a kComm or kSend moves, as costmodel/collective counts it.
   Bytes Payload(const TaskView& view) const;
@@ -146,6 +153,9 @@ class Pricer {
   void AppendKey(const TaskView& view, IntKey& key) const;
   void SetAttentionShare(const TaskView& view, CostQuery& query) const;
   Fusion FusionAt(const TaskView& view) const;
+  bool HasFused(std::string_view kernel) const;
+  const FusedNode* FusedAt(const Task& task) const;
+  bool IsElsewhere(const Task& task) const;
   double HostSeconds(const TaskView& view, const CostQuery& query) const;
   TaskCost Compute(const TaskView& view) const;
   CostQuery KernelQuery(const TaskView& view) const;
@@ -179,6 +189,9 @@ class Pricer {
   double devices_per_host_ = 1;    // the most
   std::vector<int> signature_;     // by node: operator and rule
   std::vector<Fusion> fusion_;     // by node
+  const bool all_fused_;
+  std::vector<FusedNode> fused_;  // by node
+  bool casts_fused_ = false;      // with updates
   Routing routing_;
   std::vector<bool> exchanged_slots_;  // by tensor
   std::unordered_map<std::string_view, int> kernels_;

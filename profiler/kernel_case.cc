@@ -82,7 +82,8 @@ int64_t SlotsOf(const Graph& graph, TensorId tensor) {
 // One call over the elements of all tensors of an optimizer task's list, which
 // is how its key counts them.
 KernelCase ListCase(const Task& task, const TaskGraph& tasks,
-                    const ProfileKey& key, const TrainingOptions& options) {
+                    const Graph& graph, const ProfileKey& key,
+                    const TrainingOptions& options) {
   const auto dtype_of = [&](ValueId id) { return tasks.value(id).dtype; };
   const int64_t n = key.extents.empty() ? 1 : key.extents[0];
   KernelCase result;
@@ -117,6 +118,10 @@ KernelCase ListCase(const Task& task, const TaskGraph& tasks,
       1 + static_cast<size_t>(MomentsOf(task.kernel).value_or(0));
   for (size_t i = 0; i < per_weight; ++i) {
     result.results.push_back(Flat(n, dtype_of(task.writes[i])));
+  }
+  if (key.name.ends_with("+cast")) {  // the parameter, beside its master
+    const TensorId weight = tasks.value(task.writes[0]).tensor;
+    result.results.push_back(Flat(n, graph.tensor(weight).dtype));
   }
   return result;
 }
@@ -268,7 +273,7 @@ KernelCase CaseOf(const Task& task, const TaskGraph& tasks, const Graph& graph,
   if (FindFactoredKernel(task.kernel) != nullptr) {
     result = FactoredCase(task, tasks, key, options);
   } else if (IsList(task.kernel)) {
-    result = ListCase(task, tasks, key, options);
+    result = ListCase(task, tasks, graph, key, options);
   } else {
     for (const ValueId id : task.reads) {
       result.operands.push_back(BufferOf(tasks, graph, id));
@@ -281,7 +286,7 @@ KernelCase CaseOf(const Task& task, const TaskGraph& tasks, const Graph& graph,
       result.attributes = graph.node(task.node).attributes;
     }
   }
-  result.kernel = task.kernel;
+  result.kernel = key.name.ends_with("+cast") ? key.name : task.kernel;
   result.ids = IdsOf(graph);
   if (task.node.valid()) {
     if (const int64_t rows = RowsOf(graph, graph.node(task.node)); rows > 0) {
@@ -298,6 +303,46 @@ KernelCase CaseOf(const Task& task, const TaskGraph& tasks, const Graph& graph,
   return result;
 }
 
+KernelCase FusedCaseOf(const KernelCase& first,
+                       std::span<const KernelCase> others,
+                       std::span<const FusedKernel* const> kernels) {
+  KernelCase result = first;
+  for (size_t i = 0; i < others.size(); ++i) {
+    const FusedKernel& kernel = *kernels[i];
+    result.kernel = kernel.name;
+    std::vector<KernelCase::Buffer> more = others[i].operands;
+    if (kernel.kind == FusedKernel::Kind::kChain) {
+      // Operands of a sum are alike.
+      const size_t place =
+          kernel.operand == FusedKernel::kAnyOperand ? 0 : kernel.operand;
+      more.erase(more.begin() + static_cast<int64_t>(place));
+      result.operands.insert(result.operands.end(), more.begin(), more.end());
+    }
+    if (!kernel.keeps_first) result.results.erase(result.results.begin());
+    result.results.insert(result.results.end(), others[i].results.begin(),
+                          others[i].results.end());
+    result.attributes.insert(result.attributes.end(),
+                             others[i].attributes.begin(),
+                             others[i].attributes.end());
+  }
+  return result;
+}
+
+namespace {
+
+Result<const Kernel*> FindKernel(const RankDevice& device,
+                                 const std::string& name) {
+  if (const Kernel* const fused = device.FindFusedKernel(name)) return fused;
+  return device.FindKernel(name);
+}
+
+}  // namespace
+
+bool HasKernel(const RankDevice& device, const KernelCase& kernel_case) {
+  return kernel_case.kernel.empty() ||
+         FindKernel(device, kernel_case.kernel).has_value();
+}
+
 // ---- PreparedKernel
 
 Result<std::unique_ptr<PreparedKernel>> PreparedKernel::Make(
@@ -305,7 +350,7 @@ Result<std::unique_ptr<PreparedKernel>> PreparedKernel::Make(
   std::unique_ptr<PreparedKernel> prepared(
       new PreparedKernel(kernel_case, device));
   if (!kernel_case.kernel.empty()) {
-    TESSERA_TRY(prepared->kernel_, device.FindKernel(kernel_case.kernel));
+    TESSERA_TRY(prepared->kernel_, FindKernel(device, kernel_case.kernel));
   }
   int64_t set_bytes = 0;
   for (const auto* buffers : {&kernel_case.operands, &kernel_case.results}) {

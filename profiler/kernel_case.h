@@ -3,12 +3,14 @@
 // or a copy, as a task of a lowered plan has it.
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "costmodel/profile/profile_db.h"
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
+#include "planner/lower/fused_kernels.h"
 #include "planner/lower/task_graph.h"
 #include "planner/plan/plan.h"
 #include "runtime/device/device.h"
@@ -40,6 +42,15 @@ struct KernelCase {
 // That of a compute or copy task, whose key (Pricer::ProfileKeyOf) is `key`.
 KernelCase CaseOf(const Task& task, const TaskGraph& tasks, const Graph& graph,
                   const ProfileKey& key, const TrainingOptions& options);
+
+// That of a fused kernel, from those of the kernels that it stands for, in the
+// order in which they are fused (FusedNode::parts).
+KernelCase FusedCaseOf(const KernelCase& first,
+                       std::span<const KernelCase> others,
+                       std::span<const FusedKernel* const> kernels);
+
+// Whether the device has its kernel.
+bool HasKernel(const RankDevice& device, const KernelCase& kernel_case);
 
 // The buffers of a case on a device, with contents, and what runs it. Runs take
 // turns over as many sets of buffers as have `rotated` bytes together, but not

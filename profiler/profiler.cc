@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <semaphore>
 #include <string>
 #include <tuple>
@@ -242,21 +243,66 @@ class Gate {
       std::make_shared<std::binary_semaphore>(0);
 };
 
+// Products in bf16 that keep a GPU's matrix units busy for some milliseconds.
+class Load {
+ public:
+  static Result<std::unique_ptr<Load>> Make(RankDevice& device) {
+    std::unique_ptr<Load> load(new Load());
+    TESSERA_TRY(load->product_,
+                PreparedKernel::Make(load->case_, device, Bytes{0}));
+    QueueDevice& queue = *device.queues();
+    double seconds = 0;
+    for (int i = 0; i < 2; ++i) {  // the first one loads what it needs
+      queue.Mark(0);
+      load->product_->Run();
+      queue.Mark(1);
+      TESSERA_RETURN_IF_ERROR(queue.Synchronize());
+      TESSERA_TRY(const Duration once, queue.Between(0, 1));
+      seconds = once.seconds();
+    }
+    constexpr double kLoadSeconds = 5e-3;
+    load->runs_ = static_cast<int>(
+        std::clamp(kLoadSeconds / std::max(seconds, 1e-6), 1.0, 100.0));
+    return load;
+  }
+
+  void Run() {
+    for (int i = 0; i < runs_; ++i) product_->Run();
+  }
+
+ private:
+  Load() {
+    constexpr int64_t kSide = 4096;
+    const KernelCase::Buffer matrix = {
+        DType::kBFloat16, {kSide, kSide}, {kSide, kSide}};
+    case_.kernel = "linear";
+    case_.rule = IndexRule::Parse("bi,oi->bo").value();
+    case_.operands = {matrix, matrix};
+    case_.results = {matrix};
+  }
+
+  KernelCase case_;
+  std::unique_ptr<PreparedKernel> product_;
+  int runs_ = 0;
+};
+
 // Times cases on all ranks at once.
 class Stopwatch {
  public:
-  // `flushed` is written before the samples of a device with queues; all
+  // `flushed` is written before the samples of a device with queues, and
+  // `load`, which may be null, runs before those of one rank's own work; all
   // outlive it.
   Stopwatch(RankDevice& device, Communicator& all, Sums& sums,
             const Sampling& sampling, double sample_s, void* flushed,
-            Bytes flushed_bytes)
+            Bytes flushed_bytes, Load* load)
       : device_(device),
         all_(all),
         sums_(sums),
         sampling_(sampling),
         sample_s_(sample_s),
         flushed_(flushed),
-        flushed_bytes_(flushed_bytes) {}
+        flushed_bytes_(flushed_bytes),
+        load_(load) {}
 
   // `lone`: runs need nothing of the host once they are enqueued.
   Result<Measurement> Time(const std::function<Result<void>()>& run,
@@ -271,8 +317,12 @@ class Stopwatch {
     const auto runs = static_cast<int64_t>(std::clamp(
         sample_s_ / once, 1.0, static_cast<double>(sampling_.most_runs)));
     std::vector<double> samples(sampling_.samples);
-    for (double& sample : samples) {
-      TESSERA_TRY(sample, Sample(run, runs, gated));
+    if (gated && load_ != nullptr) {
+      TESSERA_RETURN_IF_ERROR(SampleUnderLoad(run, runs, samples));
+    } else {
+      for (double& sample : samples) {
+        TESSERA_TRY(sample, Sample(run, runs, gated));
+      }
     }
     std::ranges::sort(samples);
     Measurement result;
@@ -294,6 +344,33 @@ class Stopwatch {
                                     : OnQueue(run, runs, gated));
     TESSERA_TRY(seconds, sums_.Sum(seconds));
     return std::max(seconds, 1e-9) / static_cast<double>(runs * all_.size());
+  }
+
+  // All samples without a pause between, in which the clocks would recover. The
+  // host is ahead by the load; that leaves nothing of use in the caches.
+  Result<void> SampleUnderLoad(const std::function<Result<void>()>& run,
+                               int64_t runs, std::vector<double>& samples) {
+    TESSERA_RETURN_IF_ERROR(all_.Barrier());
+    QueueDevice& queue = *device_.queues();
+    constexpr int kUntilClocksSettle = 10;
+    for (int i = 0; i < kUntilClocksSettle; ++i) load_->Run();
+    const auto count = static_cast<int>(samples.size());
+    for (int i = 0; i < count; ++i) {
+      load_->Run();
+      queue.Mark(2 * i);
+      for (int64_t j = 0; j < runs; ++j) TESSERA_RETURN_IF_ERROR(run());
+      queue.Mark(2 * i + 1);
+    }
+    TESSERA_RETURN_IF_ERROR(queue.Synchronize());
+    for (int i = 0; i < count; ++i) {
+      TESSERA_TRY(const Duration took, queue.Between(2 * i, 2 * i + 1));
+      samples[static_cast<size_t>(i)] = took.seconds();
+    }
+    TESSERA_RETURN_IF_ERROR(sums_.Sum(samples));
+    for (double& sample : samples) {
+      sample = std::max(sample, 1e-9) / static_cast<double>(runs * all_.size());
+    }
+    return {};
   }
 
   static Result<double> OnHost(const std::function<Result<void>()>& run,
@@ -329,6 +406,7 @@ class Stopwatch {
   const double sample_s_;
   void* const flushed_;
   const Bytes flushed_bytes_;
+  Load* const load_;
 };
 
 struct Case {
@@ -569,13 +647,42 @@ void AddExchange(ProfileKey key, double seconds, ProfileCases& cases) {
 
 }  // namespace
 
+namespace {
+
+// That of task `first` with the nodes that its kernel does, too; nothing where
+// the plan has no task for one of them.
+std::optional<KernelCase> FusedCase(const TaskGraph& tasks, size_t first,
+                                    std::span<const FusedNode::Part> parts,
+                                    const ProfileKey& key, const Graph& graph,
+                                    const TrainingOptions& options) {
+  const Task& task = tasks.tasks[first];
+  std::vector<KernelCase> others;
+  std::vector<const FusedKernel*> kernels;
+  for (const FusedNode::Part& part : parts) {
+    const auto other = std::find_if(
+        tasks.tasks.begin() + static_cast<int64_t>(first), tasks.tasks.end(),
+        [&](const Task& t) {
+          return t.kind == TaskKind::kCompute && t.node == part.node &&
+                 t.kernel == part.kernel->second;
+        });
+    if (other == tasks.tasks.end()) return std::nullopt;
+    others.push_back(CaseOf(*other, tasks, graph, key, options));
+    kernels.push_back(part.kernel);
+  }
+  return FusedCaseOf(CaseOf(task, tasks, graph, key, options), others, kernels);
+}
+
+}  // namespace
+
 void AddCases(const Graph& graph, const Cluster& cluster,
               std::span<const Plan> plans, const TrainingOptions& options,
-              ProfileCases& cases) {
+              ProfileCases& cases, bool fused) {
   const Pricer pricer(graph, cluster, nullptr);
+  const Pricer fusing(graph, cluster, nullptr, fused);
   for (const Plan& plan : plans) {
     const TaskGraph tasks = Lower(graph, cluster, plan, options);
     const std::vector<ProfileKey> keys = ProfileKeysOf(pricer, tasks);
+    const std::vector<ProfileKey> fused_keys = ProfileKeysOf(fusing, tasks);
     const std::vector<TaskCost> costs = PriceTasks(pricer, tasks);
     for (size_t t = 0; t < keys.size(); ++t) {
       const Task& task = tasks.tasks[t];
@@ -602,6 +709,16 @@ void AddCases(const Graph& graph, const Cluster& cluster,
                 .first;
       }
       found->second.seconds += seconds;
+      const ProfileKey& fused_key = fused_keys[t];
+      if (fused_key == keys[t]) continue;
+      auto with = cases.kernels.find(fused_key);
+      if (with == cases.kernels.end()) {
+        auto made = FusedCase(tasks, t, fusing.PartsOf(task), fused_key, graph,
+                              options);
+        if (!made) continue;
+        with = cases.kernels.emplace(fused_key, *std::move(made)).first;
+      }
+      with->second.seconds += seconds;
     }
   }
 }
@@ -621,9 +738,8 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, RankDevice& device,
                                const ProfilerOptions& options) {
   const auto start = Clock::now();
   for (const auto& [key, kernel] : cases.kernels) {
-    if (kernel.kernel.empty()) continue;
-    const auto found = device.FindKernel(kernel.kernel);
-    if (!found) return found.error();
+    if (HasKernel(device, kernel)) continue;
+    return device.FindKernel(kernel.kernel).error();
   }
   std::vector<int> ranks(static_cast<size_t>(world.world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -663,8 +779,12 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, RankDevice& device,
   }
   const std::unique_ptr<void, std::function<void(void*)>> owned(
       flushed, [&](void* data) { device.Free(data); });
-  Stopwatch stopwatch(device, *all, *sums, sampling, sample_s, flushed,
-                      rotated);
+  std::unique_ptr<Load> load;
+  if (options.under_load && !on_host) {
+    TESSERA_TRY(load, Load::Make(device));
+  }
+  Stopwatch stopwatch(device, *all, *sums, sampling, sample_s, flushed, rotated,
+                      load.get());
 
   ProfilerResult result;
   result.profile = options.known;

@@ -63,10 +63,11 @@ void AddLadder(const Cluster& cluster, ProfileCases& cases);
 // exchanges of the ladder are worth to them. Work that is priced by the host's
 // figures (copies between tiers, optimizers on the host of a GPU) is none, nor
 // are operators of a graph file's own, which nothing runs.
-// REQUIRES: AddLadder was called, the plans are valid.
+// With `fused`, fused kernels (planner/lower/fused_kernels.h) besides those
+// that they stand for. REQUIRES: AddLadder was called, the plans are valid.
 void AddCases(const Graph& graph, const Cluster& cluster,
               std::span<const Plan> plans, const TrainingOptions& options,
-              ProfileCases& cases);
+              ProfileCases& cases, bool fused = false);
 
 // Graphs that stand for many models where none is given: a small decoder of the
 // GPT-2 and one of the Llama family.
@@ -80,6 +81,10 @@ struct ProfilerOptions {
   std::optional<double> sample_s;
   // Of buffers that take turns; by default the device's figure (above).
   std::optional<Bytes> rotated;
+  // On a device with queues, products run for some milliseconds before each
+  // sample: in a step they do most of the time, and the clocks that a GPU's
+  // power then allows are those that kernels have there.
+  bool under_load = false;
   // Rows that are there: not measured again unless `again`, and part of the
   // result. Those of rank 0 count.
   ProfileDb known;

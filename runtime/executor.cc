@@ -193,6 +193,7 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
   FuseCalls();
   FindLifetimes();
   PlanStreams();
+  if (weights_ == nullptr) ExpectPersistent();
   for (size_t v = 0; v < tasks_.values.size(); ++v) {
     if (!tasks_.values[v].persistent || buffer_bytes_[v].value == 0) continue;
     if (weights_ != nullptr) {
@@ -202,6 +203,19 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
     }
   }
   return queues_ == nullptr ? Result<void>() : PlanQueues();
+}
+
+// What lives as long as this does, by category.
+void RankExecutor::ExpectPersistent() {
+  std::map<MemoryCategory, int64_t> bytes;
+  for (size_t v = 0; v < tasks_.values.size(); ++v) {
+    const Value& value = tasks_.values[v];
+    if (!value.persistent || value.tier != MemoryTier::kDevice) continue;
+    constexpr int64_t kUnit = RankDevice::kAlignment;
+    bytes[value.category] +=
+        (buffer_bytes_[v].value + kUnit - 1) / kUnit * kUnit;
+  }
+  for (const auto& [category, sum] : bytes) device_.Expect({sum}, category);
 }
 
 // The host's buffers are such as the file reads and writes directly.
@@ -261,106 +275,6 @@ void RankExecutor::SizeBuffers() {
     if (position(tasks_.values[v].group) < 0) continue;
     Bytes& bytes = buffer_bytes_[roots_[v].index()];
     bytes = Max(bytes, BytesOf(ValueId(v)));
-  }
-}
-
-// Where the device has a kernel for two tasks of computation, the first one's
-// call becomes that of both. What else the second one reads has to be there
-// before, by the order of computation alone, and what it writes to be its own.
-void RankExecutor::FuseCalls() {
-  if (!device_.fuses() || device_.fused_kernels().empty()) return;
-  struct Use {
-    size_t work;
-    bool writes;
-  };
-  std::vector<std::vector<Use>> uses(tasks_.values.size());  // by root
-  for (size_t w = 0; w < work_.size(); ++w) {
-    const Task& task = tasks_.task(work_[w].task);
-    for (ValueId value : task.reads) {
-      uses[roots_[value.index()].index()].push_back({w, false});
-    }
-    for (ValueId value : task.writes) {
-      uses[roots_[value.index()].index()].push_back({w, true});
-    }
-  }
-  const auto uses_of = [&](ValueId value) -> const std::vector<Use>& {
-    return uses[roots_[value.index()].index()];
-  };
-  const auto computes = [&](size_t w) {
-    const Task& task = tasks_.task(work_[w].task);
-    return task.kind == TaskKind::kCompute &&
-           task.stream == StreamRole::kCompute && !OnHost(task, tasks_.values);
-  };
-  const auto is_plain = [&](size_t w) {
-    const Work& work = work_[w];
-    return computes(w) && work.calls.size() == 1 && work.launches.empty() &&
-           work.zeroes.empty() && !work.calls[0].accumulate;
-  };
-  const auto is_there_before = [&](ValueId value, size_t first, size_t second) {
-    const Use* writer = nullptr;
-    for (const Use& use : uses_of(value)) {
-      if (use.writes && use.work < second) writer = &use;
-    }
-    return writer == nullptr ||
-           (writer->work < first && computes(writer->work));
-  };
-  const auto fuse = [&](size_t first, const FusedKernel& fused) {
-    Call& call = work_[first].calls[0];
-    const ValueId value = call.writes[0];
-    const auto& users = uses_of(value);
-    const auto next = std::ranges::find_if(
-        users, [&](const Use& use) { return use.work > first; });
-    if (next == users.end() || next->writes || !is_plain(next->work)) return;
-    Work& other = work_[next->work];
-    Call& second = other.calls[0];
-    if (second.kernel->name != fused.second ||
-        second.reads[fused.operand] != value) {
-      return;
-    }
-    const bool alone = std::ranges::all_of(users, [&](const Use& use) {
-      return use.work == first || use.work == next->work;
-    });
-    if (tasks_.value(roots_[value.index()]).persistent ||
-        (!fused.keeps_first && !alone)) {
-      return;
-    }
-    for (size_t i = 0; i < second.reads.size(); ++i) {
-      if (i == fused.operand) continue;
-      if (!second.reads[i].valid() ||
-          !is_there_before(second.reads[i], first, next->work)) {
-        return;
-      }
-    }
-    for (ValueId written : second.writes) {
-      const bool own = uses_of(written).front().work == next->work &&
-                       !tasks_.value(roots_[written.index()]).persistent;
-      if (!own) return;
-    }
-    call.kernel = &fused.kernel;
-    for (size_t i = 0; i < second.reads.size(); ++i) {
-      if (i == fused.operand) continue;
-      call.reads.push_back(second.reads[i]);
-      call.operands.push_back(second.operands[i]);
-    }
-    if (!fused.keeps_first) {
-      call.writes.clear();
-      call.results.clear();
-      buffer_bytes_[roots_[value.index()].index()] = {};
-    }
-    for (size_t i = 0; i < second.writes.size(); ++i) {
-      call.writes.push_back(second.writes[i]);
-      call.results.push_back(second.results[i]);
-      work_[first].early.push_back(second.writes[i]);
-    }
-    other.calls.clear();
-  };
-  for (size_t w = 0; w < work_.size(); ++w) {
-    if (!is_plain(w) || work_[w].calls[0].writes.size() != 1) continue;
-    for (const FusedKernel& fused : device_.fused_kernels()) {
-      if (work_[w].calls[0].kernel->name != fused.first) continue;
-      fuse(w, fused);
-      break;
-    }
   }
 }
 

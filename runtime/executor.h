@@ -184,7 +184,9 @@ class RankExecutor : public Executor {
   Result<void> OpenTiers(const FileTierOptions& files);
   Result<void> JoinGroups();
   void SizeBuffers();
-  void FuseCalls();
+  void ExpectPersistent();
+  class Fuser;
+  void FuseCalls();  // executor_fusion.cc
   void FindLifetimes();
   void PlanStreams();
   // What had a file value's place before it has ended when `job`, its first,

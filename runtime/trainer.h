@@ -77,7 +77,8 @@ struct TrainingJob {
   bool tune = false;
   std::string products;
   std::string products_path;
-  // Whether kernels of two tasks in one are taken. Else every task has a time.
+  // Whether kernels of several tasks in one are taken. Else every task has a
+  // time of its own.
   bool fuses = true;
   // Whether runs are equal bit for bit. Else sums that no two ranks compute may
   // have any order, where that is faster.

@@ -126,7 +126,8 @@ Result<Job> ReadJob(const Options& options,
   const Inputs& inputs = job.inputs;
   const Cluster& cluster = inputs.cluster;
   const auto add = [&](const Graph& graph, const std::vector<Plan>& plans) {
-    AddCases(graph, cluster, plans, options.training, job.cases);
+    AddCases(graph, cluster, plans, options.training, job.cases,
+             /*fused=*/job.backend->gpu);
   };
   if (options.model.empty()) {
     if (!options.plan.empty() || options.strategy) {
@@ -204,6 +205,7 @@ Result<int> ProfileInWorld(const Options& options, const Job& job,
   profiler.known = job.known;
   profiler.again = options.again;
   profiler.save = write;
+  profiler.under_load = true;
   profiler.stop = &CatchInterrupts();
   if (prints) profiler.progress = ShowProgress;
   TESSERA_TRY(const ProfilerResult result,

@@ -20,7 +20,7 @@ Result<void*> CudaArena::Allocate(int64_t bytes) {
   const int64_t size = RoundUp(std::max<int64_t>(bytes, 1), kAlignment);
   auto fit = free_.lower_bound({size, nullptr});
   if (fit == free_.end()) {
-    TESSERA_RETURN_IF_ERROR(AddChunk(size));
+    TESSERA_RETURN_IF_ERROR(AddBlock(size));
     fit = free_.lower_bound({size, nullptr});
   }
   const auto block = blocks_.find(fit->second);
@@ -56,9 +56,17 @@ void CudaArena::Free(void* data) {
   AddFree(block);
 }
 
+Result<void> CudaArena::Expect(int64_t bytes) {
+  if (bytes == 0) return {};
+  const int64_t size = RoundUp(bytes, kPage);
+  TESSERA_TRY(void* const chunk, reserve_(size));
+  AddChunk(static_cast<std::byte*>(chunk), size);
+  return {};
+}
+
 // A chunk for one block of `bytes`. Near the end of the memory a full chunk may
 // be too much to ask for where the block itself is not.
-Result<void> CudaArena::AddChunk(int64_t bytes) {
+Result<void> CudaArena::AddBlock(int64_t bytes) {
   int64_t size = std::max(RoundUp(bytes, kPage), chunk_bytes_);
   Result<void*> chunk = reserve_(size);
   if (!chunk && size > RoundUp(bytes, kPage)) {
@@ -66,12 +74,14 @@ Result<void> CudaArena::AddChunk(int64_t bytes) {
     chunk = reserve_(size);
   }
   if (!chunk) return chunk.error();
-  reserved_bytes_ += size;
-  AddFree(blocks_
-              .emplace(static_cast<std::byte*>(*chunk),
-                       Block{.bytes = size, .starts_chunk = true})
-              .first);
+  AddChunk(static_cast<std::byte*>(*chunk), size);
   return {};
+}
+
+void CudaArena::AddChunk(std::byte* chunk, int64_t bytes) {
+  reserved_bytes_ += bytes;
+  AddFree(blocks_.emplace(chunk, Block{.bytes = bytes, .starts_chunk = true})
+              .first);
 }
 
 void CudaArena::AddFree(Blocks::iterator block) {

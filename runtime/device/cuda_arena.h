@@ -23,12 +23,15 @@ class CudaArena {
   // frees it after the arena.
   using Reserve = std::function<Result<void*>(int64_t bytes)>;
 
-  // Chunks have at least `chunk_bytes`, or as much as there still is.
+  // Chunks have at least `chunk_bytes`, or as much as there still is, where it
+  // is not known what follows.
   CudaArena(int64_t chunk_bytes, Reserve reserve)
       : chunk_bytes_(chunk_bytes), reserve_(std::move(reserve)) {}
 
   // Memory for at least one byte, aligned to kAlignment as chunks are.
   Result<void*> Allocate(int64_t bytes);
+  // Has a chunk of just so many bytes for blocks that follow.
+  Result<void> Expect(int64_t bytes);
   // REQUIRES: `data` came from Allocate and has not been freed.
   void Free(void* data);
 
@@ -46,7 +49,8 @@ class CudaArena {
   };
   using Blocks = std::map<std::byte*, Block>;
 
-  Result<void> AddChunk(int64_t bytes);
+  Result<void> AddBlock(int64_t bytes);
+  void AddChunk(std::byte* chunk, int64_t bytes);
   void AddFree(Blocks::iterator block);
   void RemoveFree(Blocks::iterator block);
 

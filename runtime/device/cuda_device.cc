@@ -164,6 +164,13 @@ Result<void*> CudaDevice::Allocate(Bytes size, MemoryCategory category) {
   return data;
 }
 
+// Where there is no more, the allocations themselves say so.
+void CudaDevice::Expect(Bytes size, MemoryCategory category) {
+  static_assert(kAlignment == CudaArena::kAlignment);
+  if (!Select()) return;
+  (void)arenas_[static_cast<size_t>(category)].Expect(size.value);
+}
+
 void CudaDevice::Free(void* data) {
   const auto it = in_use_.find(data);
   TESSERA_CHECK(it != in_use_.end()) << "not in use: " << data;
@@ -557,8 +564,10 @@ Result<const Kernel*> CudaDevice::FindKernel(std::string_view kernel) const {
   return FindCudaKernel(kernel);
 }
 
-std::span<const FusedKernel> CudaDevice::fused_kernels() const {
-  return CudaFusedKernels();
+const Kernel* CudaDevice::FindFusedKernel(std::string_view name) const {
+  const auto kernels = CudaFusedKernels();
+  const auto it = std::ranges::find(kernels, name, &Kernel::name);
+  return it == kernels.end() ? nullptr : &*it;
 }
 
 Result<void> CudaDevice::TuneProducts(std::string_view choices,

@@ -64,6 +64,7 @@ class CudaDevice : public QueueDevice {
   // One arena per category, of large chunks that stay reserved. The account
   // counts what is asked for, as on every device.
   Result<void*> Allocate(Bytes size, MemoryCategory category) override;
+  void Expect(Bytes size, MemoryCategory category) override;
   void Free(void* data) override;
   void Zero(void* data, Bytes size) override;
   void Copy(void* to, const void* from, const StridedCopy& copy) override;
@@ -71,7 +72,7 @@ class CudaDevice : public QueueDevice {
   void Write(void* device_to, const void* host_from, Bytes size) override;
   void Read(void* host_to, const void* device_from, Bytes size) override;
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
-  std::span<const FusedKernel> fused_kernels() const override;
+  const Kernel* FindFusedKernel(std::string_view name) const override;
   Result<void> TuneProducts(std::string_view choices,
                             std::string_view path) override;
   std::string TunedProducts() const override;

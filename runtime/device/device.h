@@ -60,6 +60,12 @@ class RankDevice {
   // contents. kUnavailable when there is no more. Freed memory is kept for
   // later allocations, so that steps after the first ask the system for none.
   virtual Result<void*> Allocate(Bytes size, MemoryCategory category) = 0;
+  // That allocations of this category will follow which take so much together,
+  // each rounded up to kAlignment: they then need no more than that.
+  static constexpr int64_t kAlignment = 256;
+  virtual void Expect(Bytes size, MemoryCategory category) {
+    (void)size, (void)category;
+  }
   // REQUIRES: `data` came from Allocate and has not been freed.
   virtual void Free(void* data) = 0;
 
@@ -83,7 +89,11 @@ class RankDevice {
                           std::span<const KernelCall> calls) {
     kernel.run_list(calls);
   }
-  virtual std::span<const FusedKernel> fused_kernels() const { return {}; }
+  // Its kernel for one of the FusedKernels; null where it has none.
+  virtual const Kernel* FindFusedKernel(std::string_view name) const {
+    (void)name;
+    return nullptr;
+  }
   // Whether executors that are made from now on take them; at first they do.
   void set_fuses(bool yes) { fuses_ = yes; }
   bool fuses() const { return fuses_; }

@@ -115,18 +115,6 @@ struct Kernel {
   void (*run_list)(std::span<const KernelCall>) = nullptr;
 };
 
-// One kernel in place of two, of which the second works on the first one's only
-// result: so that this passes through no memory.
-struct FusedKernel {
-  std::string_view first;
-  std::string_view second;
-  size_t operand = 0;  // of the second: the first one's result
-  // The first one's result is a result of this, too, before the second one's.
-  bool keeps_first = false;
-  // Operands: those of the first, then the others of the second.
-  Kernel kernel;
-};
-
 // The CPU kernels, one for each row of kernels.def. They compute in fp64 or
 // fp32 by the dtype of the first float tensor of the call, with 16-bit data in
 // fp32: operands are widened and results rounded once (runtime/float16.h), and
@@ -143,6 +131,7 @@ Result<const Kernel*> FindCpuKernel(std::string_view name);
 // where Tessera is built with CUDA.
 std::span<const Kernel> CudaKernels();
 Result<const Kernel*> FindCudaKernel(std::string_view name);
-std::span<const FusedKernel> CudaFusedKernels();
+// Of the FusedKernels (planner/lower/fused_kernels.h), by name.
+std::span<const Kernel> CudaFusedKernels();
 
 }  // namespace tessera

@@ -154,51 +154,41 @@ class Model(nn.Module):
             logits.float().flatten(0, 1), labels.reshape(-1))
 
 
-# ---- Weights under Tessera's names --------------------------------------------
+# ---- Weights as Hugging Face publishes them ------------------------------------
 
 
-def tessera_weights(model):
-    """Pairs of name and tensor, shaped as tessera's checkpoints have them."""
+def published_weights(model):
+    """Pairs of name and tensor; GPT-2's matrices are transposed there."""
     c = model.c
-    group = c.heads // c.kv_heads  # query heads of a key-value head
-    head = c.head_size
-    norms = ("input_layernorm", "post_attention_layernorm") if c.llama else (
-        "ln_1", "ln_2")
+    turn = (lambda w: w) if c.llama else (lambda w: w.t())
     yield ("model.embed_tokens.weight" if c.llama else "wte.weight",
            model.wte.weight[: c.vocabulary])
     if not c.llama:
         yield "wpe.weight", model.wpe.weight
     for i, block in enumerate(model.blocks):
-        prefix = f"model.layers.{i}." if c.llama else f"h.{i}."
-        attention = prefix + ("self_attn." if c.llama else "attn.")
-        sizes = [n * head for n in (c.heads, c.kv_heads, c.kv_heads)]
-        shapes = [(c.kv_heads, group, head), (c.kv_heads, head),
-                  (c.kv_heads, head)]
-        for kind in ("weight", "bias"):
-            if getattr(block.qkv, kind) is None:
-                continue
-            parts = getattr(block.qkv, kind).split(sizes)
-            for name, part, shape in zip("qkv", parts, shapes):
-                full = attention + (f"{name}_proj." if c.llama else
-                                    f"c_attn.{name}.")
-                yield full + kind, part.reshape(*shape, *part.shape[1:])
-        out = attention + ("o_proj." if c.llama else "c_proj.")
-        yield out + "weight", block.out.weight.reshape(
-            c.width, c.kv_heads, group, head)
-        for norm, module in zip(norms, (block.norm_1, block.norm_2)):
-            yield f"{prefix}{norm}.weight", module.weight
-            if not c.llama:
-                yield f"{prefix}{norm}.bias", module.bias
         if c.llama:
+            prefix = f"model.layers.{i}."
+            sizes = [n * c.head_size for n in (c.heads, c.kv_heads, c.kv_heads)]
+            for name, part in zip("qkv", block.qkv.weight.split(sizes)):
+                yield f"{prefix}self_attn.{name}_proj.weight", part
             gate, up = block.up.weight.chunk(2)
-            yield prefix + "mlp.gate_proj.weight", gate
-            yield prefix + "mlp.up_proj.weight", up
-            yield prefix + "mlp.down_proj.weight", block.down.weight
+            yield f"{prefix}mlp.gate_proj.weight", gate
+            yield f"{prefix}mlp.up_proj.weight", up
+            modules = {"input_layernorm": block.norm_1,
+                       "self_attn.o_proj": block.out,
+                       "post_attention_layernorm": block.norm_2,
+                       "mlp.down_proj": block.down}
         else:
-            yield out + "bias", block.out.bias
-            for name, module in (("c_fc", block.up), ("c_proj", block.down)):
-                yield f"{prefix}mlp.{name}.weight", module.weight
-                yield f"{prefix}mlp.{name}.bias", module.bias
+            prefix = f"h.{i}."
+            modules = {"ln_1": block.norm_1, "attn.c_attn": block.qkv,
+                       "attn.c_proj": block.out, "ln_2": block.norm_2,
+                       "mlp.c_fc": block.up, "mlp.c_proj": block.down}
+        for name, module in modules.items():
+            matrix = module.weight.dim() > 1
+            yield (f"{prefix}{name}.weight",
+                   turn(module.weight) if matrix else module.weight)
+            if getattr(module, "bias", None) is not None:
+                yield f"{prefix}{name}.bias", module.bias
     yield ("model.norm.weight" if c.llama else "ln_f.weight", model.norm.weight)
     if not c.llama:
         yield "ln_f.bias", model.norm.bias
@@ -209,7 +199,7 @@ def tessera_weights(model):
 def save_weights(model, path):
     """A safetensors file: a header in JSON, then the tensors."""
     header, blobs, at = {}, [], 0
-    for name, tensor in tessera_weights(model):
+    for name, tensor in published_weights(model):
         blob = tensor.detach().float().cpu().contiguous().numpy().tobytes()
         header[name] = {"dtype": "F32", "shape": list(tensor.shape),
                         "data_offsets": [at, at + len(blob)]}
@@ -380,7 +370,9 @@ def serve(args, trainer):
         if command.strip() != "step":
             break
         start = time.perf_counter()
-        trainer.step(number, args.batch, args.batch).item()
+        micro_batch = (args.batch if args.micro_batch == "auto" else
+                       int(args.micro_batch))
+        trainer.step(number, micro_batch, args.batch).item()
         print(time.perf_counter() - start, flush=True)
 
 

@@ -55,6 +55,28 @@ TEST(CudaArenaTest, BlocksAreAlignedAndReused) {
   EXPECT_EQ(arena.reserved_bytes(), 64 * kMiB);
 }
 
+// Blocks of 40 MiB leave 24 MiB of a chunk of 64 unused; where they are
+// expected, they leave nothing.
+TEST(CudaArenaTest, WhatIsExpectedWastesNothing) {
+  constexpr int kBlocks = 25;
+  constexpr int64_t kBytes = 40 * kMiB;
+  FakeMemory memory(kBlocks * kBytes);
+  CudaArena arena(64 * kMiB, memory.reserve());
+  ASSERT_TRUE(arena.Expect(kBlocks * kBytes).has_value());
+  for (int i = 0; i < kBlocks; ++i) {
+    ASSERT_TRUE(arena.Allocate(kBytes).has_value()) << i;
+  }
+  EXPECT_EQ(memory.chunks(), 1);
+  EXPECT_FALSE(arena.Allocate(1).has_value());
+  FakeMemory chunks(kBlocks * kBytes);
+  CudaArena unaware(64 * kMiB, chunks.reserve());
+  int fit = 0;
+  while (unaware.Allocate(kBytes)) ++fit;
+  EXPECT_LT(fit, kBlocks);
+  // More than there is: an error, and all is as before.
+  EXPECT_FALSE(unaware.Expect(kBytes).has_value());
+}
+
 TEST(CudaArenaTest, FreeNeighboursMerge) {
   FakeMemory memory(1024 * kMiB);
   CudaArena arena(4 * kMiB, memory.reserve());

@@ -182,6 +182,8 @@ void RunPart(std::string_view kernel, KernelCall call,
   FindCpuKernel(kernel).value()->run(call);
 }
 
+// ---- The fused kernels, by their parts
+
 void LinearGelu(const KernelCall& call) {
   RunPart("linear", call, call.operands, call.results.first(1));
   RunPart("gelu", call, call.results.first(1), call.results.subspan(1));
@@ -193,14 +195,71 @@ void LinearDxGelu(const KernelCall& call) {
   RunPart("gelu_dx", call, pair, call.results);
 }
 
+template <bool kCentred>
+void AddNorm(const KernelCall& call) {
+  const size_t terms = call.operands.size() - (kCentred ? 2 : 1);
+  RunPart("add", call, call.operands.first(terms), call.results.first(1));
+  std::vector<LocalTensor> operands = {call.results[0]};
+  operands.insert(operands.end(),
+                  call.operands.begin() + static_cast<int64_t>(terms),
+                  call.operands.end());
+  RunPart(kCentred ? "layer_norm" : "rms_norm", call, operands,
+          call.results.subspan(1));
+}
+
+template <bool kCentred, bool kAdds, bool kWeights, bool kColumns>
+void NormBackward(const KernelCall& call) {
+  constexpr size_t kOfNorm = kCentred ? 5 : 4;
+  const std::string norm = kCentred ? "layer_norm" : "rms_norm";
+  const auto& in = call.operands;
+  const auto dx = call.results.first(1);
+  KernelCall once = call;
+  once.accumulate = false;
+  RunPart(norm + "_dx", once, in.first(kOfNorm), dx);
+  if (kAdds) {
+    std::vector<LocalTensor> terms = {dx[0]};
+    terms.insert(terms.end(), in.begin() + kOfNorm, in.end());
+    RunPart("sum", once, terms, dx);
+  }
+  constexpr size_t kOfWeights = kWeights ? 1 + kCentred : 0;
+  if (kWeights) {
+    std::vector<LocalTensor> operands = {in[0], in[1]};
+    operands.insert(operands.end(), in.begin() + 3, in.begin() + kOfNorm);
+    RunPart(norm + "_dw", call, operands, call.results.subspan(1, kOfWeights));
+  }
+  if (kColumns) {
+    RunPart("linear_db", call, dx, call.results.subspan(1 + kOfWeights));
+  }
+}
+
+template <bool kDecays>
+void AdamCast(const KernelCall& call) {
+  RunPart(kDecays ? "adamw" : "adam", call, call.operands,
+          call.results.first(3));
+  RunPart("cast", call, call.results.first(1), call.results.subspan(3));
+}
+
 }  // namespace
 
-std::span<const FusedKernel> QueueCpuDevice::fused_kernels() const {
-  static const std::array<FusedKernel, 2> kernels = {{
-      {"linear", "gelu", 0, true, {"linear+gelu", LinearGelu}},
-      {"linear_dx", "gelu_dx", 0, false, {"linear_dx+gelu_dx", LinearDxGelu}},
-  }};
-  return kernels;
+const Kernel* QueueCpuDevice::FindFusedKernel(std::string_view name) const {
+  static const Kernel kernels[] = {
+      {"linear+gelu", LinearGelu},
+      {"linear_dx+gelu_dx", LinearDxGelu},
+      {"add+layer_norm", AddNorm<true>},
+      {"add+rms_norm", AddNorm<false>},
+      {"layer_norm_dx+sum", NormBackward<true, true, false, false>},
+      {"rms_norm_dx+sum", NormBackward<false, true, false, false>},
+      {"layer_norm_dx+dw", NormBackward<true, false, true, false>, true},
+      {"rms_norm_dx+dw", NormBackward<false, false, true, false>, true},
+      {"layer_norm_dx+sum+dw", NormBackward<true, true, true, false>, true},
+      {"rms_norm_dx+sum+dw", NormBackward<false, true, true, false>, true},
+      {"layer_norm_dx+dw+db", NormBackward<true, false, true, true>, true},
+      {"layer_norm_dx+sum+dw+db", NormBackward<true, true, true, true>, true},
+      {"adamw+cast", AdamCast<true>},
+      {"adam+cast", AdamCast<false>},
+  };
+  const auto* const it = std::ranges::find(kernels, name, &Kernel::name);
+  return it == std::end(kernels) ? nullptr : it;
 }
 
 void QueueCpuDevice::Launch(const Kernel& kernel, const KernelCall& call) {

@@ -40,7 +40,7 @@ class QueueCpuDevice : public QueueDevice {
   void Write(void* device_to, const void* host_from, Bytes size) override;
   void Read(void* host_to, const void* device_from, Bytes size) override;
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
-  std::span<const FusedKernel> fused_kernels() const override;
+  const Kernel* FindFusedKernel(std::string_view name) const override;
   void Launch(const Kernel& kernel, const KernelCall& call) override;
   void LaunchList(const Kernel& kernel,
                   std::span<const KernelCall> calls) override;

@@ -323,6 +323,16 @@ void ByType(std::initializer_list<LocalTensor> tensors, F f) {
   ByType(std::span<const LocalTensor>(tensors.begin(), tensors.size()), f);
 }
 
+// A call of some of the tensors.
+inline KernelCall PartOf(const KernelCall& call,
+                         std::span<const LocalTensor> operands,
+                         std::span<const LocalTensor> results) {
+  KernelCall part = call;
+  part.operands = operands;
+  part.results = results;
+  return part;
+}
+
 // ---- Elementwise kernels ----------------------------------------------------
 
 inline constexpr unsigned kThreads =

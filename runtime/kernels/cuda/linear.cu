@@ -4,11 +4,12 @@
 // by a 16-bit weight) are computed here, in fp32 without tensor cores.
 //
 // A bias gradient is a kernel of its own, not an epilogue of the weight's
-// product: those epilogues overwrite, and the gradients of later microbatches
-// are added.
+// product, which makes that slower by more than the kernel takes (on an H200,
+// 32,768 rows of bf16: 1600 x 1600 by 42 us, 6400 x 1600 by 335 us).
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
 
 #include "runtime/kernels/cuda/launch.h"
 #include "runtime/kernels/cuda/matmul.h"
@@ -213,15 +214,6 @@ void Linear(const KernelCall& call) {
            call.operands.size() > 2 ? &call.operands[2] : nullptr);
 }
 
-// A call of some of the tensors.
-KernelCall Part(const KernelCall& call, std::span<const LocalTensor> operands,
-                std::span<const LocalTensor> results) {
-  KernelCall part = call;
-  part.operands = operands;
-  part.results = results;
-  return part;
-}
-
 // x, w [, bias] -> y = x w^T + bias, GELU(y).
 void LinearGelu(const KernelCall& call) {
   const LocalTensor& y = call.results[0];
@@ -248,9 +240,9 @@ void LinearGelu(const KernelCall& call) {
                                     .aux = y.data},
                                    *call.queue);
   }
-  Linear(Part(call, call.operands, call.results.first(1)));
+  Linear(PartOf(call, call.operands, call.results.first(1)));
   FindCudaKernel("gelu").value()->run(
-      Part(call, call.results.first(1), call.results.subspan(1)));
+      PartOf(call, call.results.first(1), call.results.subspan(1)));
 }
 
 // dy, w -> dx = dy w.
@@ -276,9 +268,9 @@ void LinearDxGelu(const KernelCall& call) {
                                     .aux = x.data},
                                    *call.queue);
   }
-  LinearDx(Part(call, call.operands.first(2), call.results));
+  LinearDx(PartOf(call, call.operands.first(2), call.results));
   const std::array<LocalTensor, 2> pair = {dx, x};
-  FindCudaKernel("gelu_dx").value()->run(Part(call, pair, call.results));
+  FindCudaKernel("gelu_dx").value()->run(PartOf(call, pair, call.results));
 }
 
 // dy, x -> dw = dy^T x.
@@ -295,7 +287,8 @@ struct BiasTerm {
   Elements<T> dy;
   int64_t width;
 
-  __device__ void operator()(int64_t row, int64_t column, Span span,
+  template <typename S>
+  __device__ void operator()(int64_t row, int64_t column, S span,
                              float (&sums)[1][kVector]) const {
     float values[kVector];
     dy.Load(row * width + column, span, values);
@@ -310,25 +303,30 @@ void LinearDb(const KernelCall& call) {
   const int64_t width = call.results[0].elements();
   const int64_t rows = width == 0 ? 0 : dy.elements() / width;
   ByType({dy}, [&]<typename T>() {
-    SumColumns<1>(call, BiasTerm<T>{Elements<T>(dy), width}, rows, width);
+    const BiasTerm<T> term = {Elements<T>(dy), width};
+    if constexpr (!std::is_same_v<T, Any>) {
+      if (HaveWholeRows({dy}, width)) {
+        return SumColumns<1, true>(call, term, rows, width);
+      }
+    }
+    SumColumns<1>(call, term, rows, width);
   });
 }
 
 }  // namespace
-
-std::span<const FusedKernel> CudaFusedKernels() {
-  static const std::array<FusedKernel, 2> kernels = {{
-      {"linear", "gelu", 0, true, {"linear+gelu", LinearGelu}},
-      {"linear_dx", "gelu_dx", 0, false, {"linear_dx+gelu_dx", LinearDxGelu}},
-  }};
-  return kernels;
-}
 
 std::vector<Kernel> CudaLinearKernels() {
   return {
       {"linear", Linear, true},      {"linear_fp32", Linear, true},
       {"linear_dx", LinearDx, true}, {"linear_dw", LinearDw, true},
       {"linear_db", LinearDb, true},
+  };
+}
+
+std::vector<Kernel> CudaFusedLinearKernels() {
+  return {
+      {"linear+gelu", LinearGelu},
+      {"linear_dx+gelu_dx", LinearDxGelu},
   };
 }
 

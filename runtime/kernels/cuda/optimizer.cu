@@ -3,6 +3,9 @@
 // Nothing waits for the host: the coefficient of clipping and the state of the
 // loss scale are read where they lie.
 
+#include <type_traits>
+#include <variant>
+
 #include "runtime/kernels/cuda/reduce.h"
 #include "runtime/kernels/cuda/tensor_list.h"
 #include "runtime/loss_scale.h"
@@ -17,19 +20,22 @@ struct AdamWOptions {
   double beta1, beta2, epsilon;
 };
 
-template <typename G, typename P>
+// P: of the parameter and its moments; C: of the copy of the parameter that is
+// made besides, or void.
+template <typename G, typename P, typename C>
 struct AdamWTensors {
   Elements<G> gradient;
   Elements<P> parameter, m, v;
+  std::conditional_t<std::is_void_v<C>, std::monostate, Elements<C>> copy;
   int64_t n = 0;
   double weight_decay = 0;
 };
 
-// gradient, clip coefficient [, loss scale] -> parameter, m, v (in place).
-// `skipped` is null, or the number of skipped steps.
-template <typename G, typename P>
+// gradient, clip coefficient [, loss scale] -> parameter, m, v (in place)
+// [, copy]. `skipped` is null, or the number of skipped steps.
+template <typename G, typename P, typename C>
 __global__ void AdamW(
-    const __grid_constant__ TensorList<AdamWTensors<G, P>> list,
+    const __grid_constant__ TensorList<AdamWTensors<G, P, C>> list,
     Elements<Any> coefficient, const float* skipped, AdamWOptions options) {
   TESSERA_SHARED(corrections, float[2]);
   const float clip = coefficient.Get(0);
@@ -50,7 +56,7 @@ __global__ void AdamW(
   const auto take1 = static_cast<float>(1 - options.beta1);
   const auto keep2 = static_cast<float>(options.beta2);
   const auto take2 = static_cast<float>(1 - options.beta2);
-  ForEachListedVector(list, [&](const AdamWTensors<G, P>& of, int64_t first,
+  ForEachListedVector(list, [&](const AdamWTensors<G, P, C>& of, int64_t first,
                                 Span span) {
     const auto decay = static_cast<float>(1 - lr * of.weight_decay);
     float g[kVector];
@@ -72,6 +78,7 @@ __global__ void AdamW(
     of.parameter.Store(first, span, p);
     of.m.Store(first, span, new_m);
     of.v.Store(first, span, new_v);
+    if constexpr (!std::is_void_v<C>) of.copy.Store(first, span, p);
   });
 }
 
@@ -256,7 +263,7 @@ __global__ void ClipCoefficient(Elements<Any> square_sum, LossScale* loss,
 
 // ---- Calls ------------------------------------------------------------------
 
-template <typename G, typename P>
+template <typename G, typename P, typename C>
 void LaunchAdamW(std::span<const KernelCall> calls) {
   const KernelCall& one = calls[0];
   const AdamWOptions options = {one.step_argument(), one.attribute("beta1"),
@@ -265,30 +272,49 @@ void LaunchAdamW(std::span<const KernelCall> calls) {
   const float* const skipped =
       one.operands.size() > 2 ? &one.operands[2].as<LossScale>()->skipped_steps
                               : nullptr;
-  using Tensors = AdamWTensors<G, P>;
+  using Tensors = AdamWTensors<G, P, C>;
   InLists<Tensors>(
       calls, 0,
       [](const KernelCall& call) {
-        return Tensors{
-            Elements<G>(call.operands[0]), Elements<P>(call.results[0]),
-            Elements<P>(call.results[1]),  Elements<P>(call.results[2]),
-            call.operands[0].elements(),   call.attribute("weight_decay")};
+        Tensors tensors;
+        tensors.gradient = Elements<G>(call.operands[0]);
+        tensors.parameter = Elements<P>(call.results[0]);
+        tensors.m = Elements<P>(call.results[1]);
+        tensors.v = Elements<P>(call.results[2]);
+        if constexpr (!std::is_void_v<C>) {
+          tensors.copy = Elements<C>(call.results[3]);
+        }
+        tensors.n = call.operands[0].elements();
+        tensors.weight_decay = call.attribute("weight_decay");
+        return tensors;
       },
       [&](const TensorList<Tensors>& list, auto, unsigned blocks) {
-        Launch(AdamW<G, P>, blocks, kThreads, 0, *one.queue, list,
+        Launch(AdamW<G, P, C>, blocks, kThreads, 0, *one.queue, list,
                Elements<Any>(one.operands[1]), skipped, options);
       });
 }
 
-void CallAdamW(std::span<const KernelCall> calls) {
-  ByType(calls[0].results, [&]<typename P>() {
+// Of the types that training has; others by Any.
+template <typename C>
+void AdamWByTypes(std::span<const KernelCall> calls) {
+  using AnyCopy = std::conditional_t<std::is_void_v<C>, void, Any>;
+  ByType(calls[0].results.first(3), [&]<typename P>() {
     if constexpr (std::is_same_v<P, float>) {
       ByType(calls[0].operands.first(1),
-             [&]<typename G>() { LaunchAdamW<G, float>(calls); });
+             [&]<typename G>() { LaunchAdamW<G, float, C>(calls); });
     } else {
-      LaunchAdamW<Any, Any>(calls);
+      LaunchAdamW<Any, Any, AnyCopy>(calls);
     }
   });
+}
+
+void CallAdamW(std::span<const KernelCall> calls) {
+  AdamWByTypes<void>(calls);
+}
+
+// The same, and a copy of the parameter in the type that is computed in.
+void CallAdamWCast(std::span<const KernelCall> calls) {
+  ByType({calls[0].results[3]}, [&]<typename C>() { AdamWByTypes<C>(calls); });
 }
 
 void CallMomentum(std::span<const KernelCall> calls) {
@@ -416,6 +442,13 @@ std::vector<Kernel> CudaOptimizerKernels() {
       {"cast", RunAlone<CallCast>, false, CallCast},
       {"square_sum", RunAlone<CallSquareSum>, true, CallSquareSum},
       {"clip_coefficient", CallClipCoefficient},
+  };
+}
+
+std::vector<Kernel> CudaFusedOptimizerKernels() {
+  return {
+      {"adamw+cast", RunAlone<CallAdamWCast>, false, CallAdamWCast},
+      {"adam+cast", RunAlone<CallAdamWCast>, false, CallAdamWCast},
   };
 }
 

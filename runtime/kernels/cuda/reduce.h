@@ -271,14 +271,25 @@ __device__ StoredRow<1, T> RowOf(Elements<T> x, int64_t row, int64_t width) {
 
 // ---- Down columns -----------------------------------------------------------
 
+template <bool kWhole>
+__device__ auto SpanAt(int64_t left) {
+  if constexpr (kWhole) {
+    return WholeSpan();
+  } else {
+    return FirstOf(left);
+  }
+}
+
 // Gradients of what all rows share. Rows are summed in chunks, chunks by a
 // second kernel.
 inline constexpr unsigned kColumnsOfBlock = kWarp * kVector;
 inline constexpr unsigned kRowsAtOnce = 8;
 
 // term(row, column, span, sums) adds the terms of one row to kSums sums of
-// kVector columns. Partial sums go to partial[chunk][kSums][width].
-template <int kSums, typename Term>
+// kVector columns. Partial sums go to partial[chunk][kSums][width]. With kWhole
+// rows are whole vectors, and spans a WholeSpan: nothing then keeps the loads
+// of several rows from being under way together.
+template <int kSums, bool kWhole, typename Term>
 __global__ void SumChunks(Term term, int64_t rows, int64_t width,
                           int64_t chunk_rows, float* partial) {
   TESSERA_SHARED(shared, float[kRowsAtOnce][kSums][kColumnsOfBlock]);
@@ -288,7 +299,7 @@ __global__ void SumChunks(Term term, int64_t rows, int64_t width,
   const int64_t end = begin + chunk_rows < rows ? begin + chunk_rows : rows;
   float sums[kSums][kVector] = {};
   if (column < width) {
-    const Span span = FirstOf(width - column);
+    const auto span = SpanAt<kWhole>(width - column);
 #pragma unroll 4
     for (int64_t row = begin + threadIdx.y; row < end; row += kRowsAtOnce) {
       term(row, column, span, sums);
@@ -345,18 +356,29 @@ __global__ void __launch_bounds__(kWarp* kChunksAtOnce)
   }
 }
 
+// results[k][column] (+)= the sum over the chunks of
+// partial[chunk][kSums][width].
+template <int kSums>
+void AddChunksOf(const KernelCall& call, std::span<const LocalTensor> results,
+                 const float* partial, int64_t chunks, int64_t width) {
+  ColumnSums<kSums> sums;
+  for (int k = 0; k < kSums; ++k) {
+    sums.of[k] = Elements<Any>(results[static_cast<size_t>(k)]);
+  }
+  Launch(AddChunks<kSums>,
+         static_cast<unsigned>((kSums * width + kWarp - 1) / kWarp),
+         dim3(kWarp, kChunksAtOnce), 0, *call.queue, partial, chunks, width,
+         sums, call.accumulate);
+}
+
 // results[k][column] (+)= the sum over all rows. Uses the workspace.
-template <int kSums, typename Term>
+template <int kSums, bool kWhole = false, typename Term>
 void SumColumns(const KernelCall& call, Term term, int64_t rows,
                 int64_t width) {
   CudaQueue& queue = *call.queue;
   // A wave: on Hopper a multiprocessor has registers for three of these blocks.
   const int64_t blocks = 3 * std::max(queue.multiprocessors, 1);
   constexpr int64_t kRowsOfRound = 4 * kRowsAtOnce;  // the loop is unrolled
-  ColumnSums<kSums> results;
-  for (int k = 0; k < kSums; ++k) {
-    results.of[k] = Elements<Any>(call.results[static_cast<size_t>(k)]);
-  }
   const int64_t across = (width + kColumnsOfBlock - 1) / kColumnsOfBlock;
   const auto partial_bytes =
       static_cast<int64_t>(kSums * sizeof(float)) * std::max<int64_t>(width, 1);
@@ -372,14 +394,11 @@ void SumColumns(const KernelCall& call, Term term, int64_t rows,
   const int64_t chunk_rows = std::max<int64_t>(rounds, 1) * kRowsOfRound;
   const int64_t chunks = (rows + chunk_rows - 1) / chunk_rows;
   auto* const partial = reinterpret_cast<float*>(queue.workspace);
-  Launch(SumChunks<kSums, Term>,
+  Launch(SumChunks<kSums, kWhole, Term>,
          dim3(static_cast<unsigned>(across), static_cast<unsigned>(chunks)),
          dim3(kWarp, kRowsAtOnce), 0, queue, term, rows, width, chunk_rows,
          partial);
-  Launch(AddChunks<kSums>,
-         static_cast<unsigned>((kSums * width + kWarp - 1) / kWarp),
-         dim3(kWarp, kChunksAtOnce), 0, queue, partial, chunks, width, results,
-         call.accumulate);
+  AddChunksOf<kSums>(call, call.results, partial, chunks, width);
 }
 
 }  // namespace tessera

@@ -180,6 +180,44 @@ TEST(ProfileTest, PricesThePlanThatItWasMadeFor) {
   }
 }
 
+// On a device that has fused kernels, the plan is priced by their times, and
+// what they do besides at nothing.
+TEST(ProfileTest, PricesFusedKernels) {
+  const Graph graph = TinyGraph();
+  const Cluster cluster = LocalCpu(1);
+  const Plan plan = PlanOf(graph, cluster, "mbs=4");
+  ProfileCases cases;
+  AddLadder(cluster, cases);
+  AddCases(graph, cluster, {&plan, 1}, {}, cases, /*fused=*/true);
+  cases.collectives.clear();
+  int64_t waits = 0;
+  ProfilerOptions options = Quick();
+  const ProfilerResult result = ProfileOnQueues(cases, 1, options, &waits);
+  EXPECT_EQ(result.measured, cases.kernels.size());
+  std::set<std::string> names;
+  for (const auto& [key, row] : result.profile.rows) names.insert(key.name);
+  EXPECT_THAT(names, ::testing::IsSupersetOf(
+                         {"linear+gelu", "linear_dx+gelu_dx", "add+layer_norm",
+                          "layer_norm_dx+sum+dw", "layer_norm_dx", "gelu"}));
+
+  const Pricer pricer(graph, cluster, &result.profile);
+  const TaskGraph tasks = Lower(graph, cluster, plan, {});
+  const std::vector<ProfileKey> keys = ProfileKeysOf(pricer, tasks);
+  const std::vector<TaskCost> costs = PriceTasks(pricer, tasks);
+  std::map<std::string, int> fused;
+  for (size_t t = 0; t < costs.size(); ++t) {
+    if (keys[t].name.find('+') == std::string::npos) continue;
+    ++fused[keys[t].name];
+    EXPECT_EQ(costs[t].duration,
+              Duration::FromSeconds(result.profile.rows.at(keys[t]).median_s));
+  }
+  EXPECT_EQ(fused["linear+gelu"], 4);  // layers
+  for (size_t t = 0; t < costs.size(); ++t) {
+    if (tasks.tasks[t].kernel != "gelu") continue;
+    EXPECT_EQ(costs[t].duration, Duration{});
+  }
+}
+
 TEST(ProfileTest, LeavesOutWhatThereIsNoTimeFor) {
   const Cluster cluster = LocalCpu(2);
   ProfileCases cases;

@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
 
 #include "planner/base/table.h"
 #include "planner/io/importer.h"
+#include "planner/io/json_value.h"
+#include "planner/lower/fused_kernels.h"
+#include "planner/lower/fused_nodes.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
@@ -23,13 +27,21 @@ namespace {
 // those of the optimizer take lists, as CUDA's do.
 class CountingDevice : public QueueDevice {
  public:
-  explicit CountingDevice(bool lists, bool fuses = false) : fuses_(fuses) {
+  explicit CountingDevice(bool lists, bool fuses = false) {
     for (const Kernel& kernel : CpuKernels()) {
       kernels_.push_back(kernel);
       const bool listed = kernel.name == "adamw" || kernel.name == "cast" ||
                           kernel.name == "square_sum";
       if (lists && listed) {
         kernels_.back().run_list = [](std::span<const KernelCall>) {};
+      }
+    }
+    if (!fuses) return;
+    for (const FusedKernel& fused : FusedKernels()) {
+      Kernel& kernel = fused_.emplace_back();
+      kernel.name = fused.name;
+      if (fused.second == "cast") {
+        kernel.run_list = [](std::span<const KernelCall>) {};
       }
     }
   }
@@ -47,13 +59,9 @@ class CountingDevice : public QueueDevice {
   Result<const Kernel*> FindKernel(std::string_view kernel) const override {
     return Find("kernel", std::span<const Kernel>(kernels_), kernel);
   }
-  std::span<const FusedKernel> fused_kernels() const override {
-    static const FusedKernel kKernels[] = {
-        {"linear", "gelu", 0, true, {"linear+gelu", nullptr}},
-        {"linear_dx", "gelu_dx", 0, false, {"linear_dx+gelu_dx", nullptr}},
-    };
-    return fuses_ ? std::span<const FusedKernel>(kKernels)
-                  : std::span<const FusedKernel>();
+  const Kernel* FindFusedKernel(std::string_view name) const override {
+    const auto it = std::ranges::find(fused_, name, &Kernel::name);
+    return it == fused_.end() ? nullptr : &*it;
   }
   void Launch(const Kernel& kernel, const KernelCall&) override {
     ++launches_[std::string(kernel.name)];
@@ -91,8 +99,8 @@ class CountingDevice : public QueueDevice {
   std::vector<std::string> TakeRanges() { return std::exchange(ranges_, {}); }
 
  private:
-  const bool fuses_;
   std::vector<Kernel> kernels_;
+  std::vector<Kernel> fused_;
   uintptr_t next_ = 256;
   int queues_ = 0;
   std::map<std::string, int> launches_;
@@ -113,8 +121,12 @@ class Gpt2Step : public ::testing::Test {
   static constexpr int kWeights = 12 * 16 + 2 + 2;
   static constexpr int kBlocks = 12 + 2;  // with weights
 
-  Gpt2Step() {
+  explicit Gpt2Step(bool dropout = true) {
     ImportOptions import;
+    const JsonValue none = ParseJson("{\"p\": 0.0}")->Field("p");
+    for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) {
+      if (!dropout) import.overrides[key] = none;
+    }
     import.global_batch = 16;
     import.seq_len = 1024;
     import.dtype = DType::kBFloat16;
@@ -128,6 +140,23 @@ class Gpt2Step : public ::testing::Test {
         PlanFromStrategy(graph_, cluster, ParseStrategy("mbs=16").value())
             .value();
     tasks_ = Lower(graph_, cluster, plan, options_);
+  }
+
+  static std::map<std::string, int> FusedOf(
+      std::map<std::string, int> launches) {
+    std::erase_if(launches, [](const auto& kernel) {
+      return kernel.first.find('+') == std::string::npos;
+    });
+    return launches;
+  }
+  // What planner/lower/fused_nodes.h takes for fused.
+  std::map<std::string, int> FusedByCostModel() const {
+    std::map<std::string, int> counts = {{"adamw+cast", kBlocks}};
+    for (const FusedNode& node :
+         FuseNodes(graph_, [](std::string_view) { return true; })) {
+      if (node.kernel() != nullptr) ++counts[std::string(node.kernel()->name)];
+    }
+    return counts;
   }
 
   std::unique_ptr<RankExecutor> Executor(CountingDevice& device) {
@@ -161,9 +190,10 @@ TEST_F(Gpt2Step, UpdatesOfABlockAreOneLaunch) {
   RecordProperty("launches_in_lists", Total(after));
 }
 
-// The first product of each block's two with the GELU behind it, and the
-// gradient of the second one's input with that of the GELU before it.
-TEST_F(Gpt2Step, ProductsAndGelusAreOneLaunch) {
+// GELUs with the products before them, residual sums with the norms behind
+// them, the gradients of a norm, its residual and the bias in front of that;
+// updates with their casts. Without dropout, which would be between.
+TEST_F(Gpt2Step, WhatIsFusedIsOneLaunch) {
   constexpr int kLayers = 12;
   CountingDevice singly(true);
   CountingDevice fused(true, /*fuses=*/true);
@@ -173,11 +203,50 @@ TEST_F(Gpt2Step, ProductsAndGelusAreOneLaunch) {
   auto after = fused.TakeLaunches();
   EXPECT_EQ(before["gelu"], kLayers);
   EXPECT_EQ(before["gelu_dx"], kLayers);
-  EXPECT_FALSE(after.contains("gelu"));
-  EXPECT_FALSE(after.contains("gelu_dx"));
   EXPECT_EQ(after["linear+gelu"], kLayers);
   EXPECT_EQ(after["linear_dx+gelu_dx"], kLayers);
-  EXPECT_EQ(Total(before) - Total(after), 2 * kLayers);
+  // Two norms of a block and the last one; the sums of the blocks, and that of
+  // the embeddings. The gradient of the first norm goes on to dropout.
+  EXPECT_EQ(before["layer_norm"], 2 * kLayers + 1);
+  EXPECT_EQ(after["add+layer_norm"], 2 * kLayers);
+  EXPECT_EQ(after["layer_norm"], 1);
+  EXPECT_EQ(after["layer_norm_dx+sum+dw"], 2 * kLayers);
+  EXPECT_EQ(after["layer_norm_dx+dw"], 1);
+  // Queries, keys and values add to one gradient.
+  EXPECT_EQ(before["sum"], 3 * kLayers);
+  for (const char* kernel : {"gelu", "gelu_dx", "layer_norm_dx",
+                             "layer_norm_dw", "sum", "adamw", "cast"}) {
+    EXPECT_FALSE(after.contains(kernel)) << kernel;
+  }
+  EXPECT_EQ(after["linear_dx"], before["linear_dx"] - kLayers);
+  EXPECT_EQ(after["adamw+cast"], kBlocks);
+  EXPECT_EQ(FusedOf(after), FusedByCostModel());
+}
+
+class Gpt2StepWithoutDropout : public Gpt2Step {
+ protected:
+  Gpt2StepWithoutDropout() : Gpt2Step(/*dropout=*/false) {}
+};
+
+// The embeddings' sum meets a norm, too; and the dy of a block's two biases
+// behind attention and the GELU is what a norm's gradients end in: with a
+// residual's but for the model's last norm. Behind the first norm's is no bias.
+TEST_F(Gpt2StepWithoutDropout, WhatIsFusedIsOneLaunch) {
+  constexpr int kLayers = 12;
+  CountingDevice fused(true, /*fuses=*/true);
+  ASSERT_TRUE(Executor(fused)->Run(tasks_).has_value());
+  const auto after = FusedOf(fused.TakeLaunches());
+  const std::map<std::string, int> expected = {
+      {"add+layer_norm", 2 * kLayers + 1},
+      {"adamw+cast", kBlocks},
+      {"layer_norm_dx+dw+db", 1},
+      {"layer_norm_dx+sum+dw", 1},
+      {"layer_norm_dx+sum+dw+db", 2 * kLayers - 1},
+      {"linear+gelu", kLayers},
+      {"linear_dx+gelu_dx", kLayers},
+  };
+  EXPECT_EQ(after, expected);
+  EXPECT_EQ(after, FusedByCostModel());
 }
 
 // All of the step is one graph.

@@ -1,0 +1,39 @@
+#pragma once
+// Kernels in place of two kernels of tasks, so that less passes through memory:
+// names and meaning. A device may have any of them (runtime/kernels).
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+namespace tessera {
+
+struct FusedKernel {
+  enum class Kind {
+    // The second works on the first one's first result. Operands: those of the
+    // first, then the others of the second. Of optimizer kernels, whose tasks
+    // list weights, weight by weight.
+    kChain,
+    // All operands of the second are operands of the first, and their first one
+    // is the same. Operands: those of the first.
+    kSiblings,
+  };
+  // Of a sum, whose operands may stand in any order.
+  static constexpr size_t kAnyOperand = ~size_t{0};
+
+  std::string_view first;  // perhaps a fused one
+  std::string_view second;
+  std::string_view name;
+  Kind kind = Kind::kChain;
+  size_t operand = 0;  // of the second in a chain: the first one's result
+  // Results are all of the first one's, then those of the second; without, the
+  // first one's first result is left out.
+  bool keeps_first = true;
+  // Of its results, the gradients of weights may be added to.
+  bool accumulates = false;
+};
+
+// For a first kernel, what is to be tried first stands first.
+std::span<const FusedKernel> FusedKernels();
+
+}  // namespace tessera

@@ -1,0 +1,267 @@
+// RankExecutor::Fuser: calls of several tasks as one kernel's, where the device
+// has it.
+
+#include <algorithm>
+#include <utility>
+
+#include "planner/lower/fused_kernels.h"
+#include "runtime/executor.h"
+
+namespace tessera {
+
+// Tasks keep their places: a fused call stands at the first one's, and the
+// second one's task is empty. So what the second one reads has to be there
+// before the first one, by the order of computation alone, and nothing else may
+// use what it writes until then.
+class RankExecutor::Fuser {
+ public:
+  explicit Fuser(RankExecutor& executor)
+      : executor_(executor),
+        work_(executor.work_),
+        uses_(executor.tasks_.values.size()) {
+    for (size_t w = 0; w < work_.size(); ++w) {
+      const Task& task = executor_.tasks_.task(work_[w].task);
+      for (ValueId value : task.reads) uses_[Root(value)].push_back({w, false});
+      for (ValueId value : task.writes) uses_[Root(value)].push_back({w, true});
+    }
+  }
+
+  void Run() {
+    for (size_t w = 0; w < work_.size(); ++w) AddIntoOneSum(w);
+    for (size_t w = 0; w < work_.size(); ++w) {
+      while (FuseOnce(w)) {
+      }
+    }
+  }
+
+ private:
+  struct Use {
+    size_t work;
+    bool writes;
+  };
+
+  size_t Root(ValueId value) const {
+    return executor_.roots_[value.index()].index();
+  }
+  const std::vector<Use>& UsesOf(ValueId value) const {
+    return uses_[Root(value)];
+  }
+  bool IsPersistent(ValueId value) const {
+    return executor_.tasks_.values[Root(value)].persistent;
+  }
+  bool Computes(size_t w) const {
+    const Task& task = executor_.tasks_.task(work_[w].task);
+    return task.kind == TaskKind::kCompute &&
+           task.stream == StreamRole::kCompute &&
+           !OnHost(task, executor_.tasks_.values);
+  }
+  bool IsPlain(size_t w) const {
+    return Computes(w) && !work_[w].calls.empty() && work_[w].zeroes.empty();
+  }
+  static bool IsList(const Work& work) { return !work.launches.empty(); }
+
+  // Whether a value that `second` reads is there before `first`.
+  bool IsThereBefore(ValueId value, size_t first, size_t second) const {
+    const Use* writer = nullptr;
+    for (const Use& use : UsesOf(value)) {
+      if (use.writes && use.work < second) writer = &use;
+    }
+    return writer == nullptr ||
+           (writer->work < first && Computes(writer->work));
+  }
+  // Whether a value that `second` writes may be written by `first`.
+  bool IsFreeBefore(ValueId value, size_t first, size_t second) const {
+    return std::ranges::all_of(UsesOf(value), [&](const Use& use) {
+      return use.work >= second || (use.work < first && Computes(use.work));
+    });
+  }
+  // Whether only these two use it.
+  bool IsBetween(ValueId value, size_t first, size_t second) const {
+    return !IsPersistent(value) &&
+           std::ranges::all_of(UsesOf(value), [&](const Use& use) {
+             return use.work == first || use.work == second;
+           });
+  }
+
+  bool FuseOnce(size_t w) {
+    if (!IsPlain(w)) return false;
+    const std::string_view name = work_[w].calls[0].kernel->name;
+    return std::ranges::any_of(FusedKernels(), [&](const FusedKernel& fused) {
+      return fused.first == name &&
+             executor_.device_.FindFusedKernel(fused.name) != nullptr &&
+             FuseWithLater(w, fused);
+    });
+  }
+
+  // With the first later task for which it can be.
+  bool FuseWithLater(size_t first, const FusedKernel& fused) {
+    const bool chain = fused.kind == FusedKernel::Kind::kChain;
+    const Call& call = work_[first].calls[0];
+    const std::vector<ValueId>& values = chain ? call.writes : call.reads;
+    if (values.empty() || !values[0].valid()) return false;
+    const ValueId shared = values[0];
+    for (const Use& use : UsesOf(shared)) {
+      // What has become part of another call is no more there.
+      if (use.work <= first || work_[use.work].calls.empty()) continue;
+      if (use.writes) return false;
+      if (CanFuse(first, use.work, fused)) {
+        Fuse(first, use.work, fused);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  bool CanFuse(size_t first, size_t second, const FusedKernel& fused) const {
+    const Work& a = work_[first];
+    const Work& b = work_[second];
+    if (!IsPlain(second) || a.calls.size() != b.calls.size() ||
+        IsList(a) != IsList(b) || (!IsList(a) && a.calls.size() > 1)) {
+      return false;
+    }
+    for (size_t i = 0; i < a.calls.size(); ++i) {
+      if (b.calls[i].kernel->name != fused.second) return false;
+      const bool can = fused.kind == FusedKernel::Kind::kChain
+                           ? AreChain(first, second, i, fused)
+                           : AreSiblings(a.calls[i], b.calls[i], fused);
+      if (!can) return false;
+      for (ValueId written : b.calls[i].writes) {
+        if (!IsFreeBefore(written, first, second)) return false;
+      }
+    }
+    return true;
+  }
+
+  // Where the first one's result stands among the operands of the second.
+  static size_t PlaceInChain(const Call& a, const Call& b) {
+    return static_cast<size_t>(std::ranges::find(b.reads, a.writes[0]) -
+                               b.reads.begin());
+  }
+
+  bool AreChain(size_t first, size_t second, size_t i,
+                const FusedKernel& fused) const {
+    const Call& a = work_[first].calls[i];
+    const Call& b = work_[second].calls[i];
+    const size_t place = PlaceInChain(a, b);
+    // What is added to is never the first result of a fused kernel.
+    const bool adds =
+        a.accumulate && a.kernel->name.find('+') == std::string_view::npos;
+    if (place == b.reads.size() || adds || !AddAlike(a, b, fused) ||
+        (fused.operand != FusedKernel::kAnyOperand && fused.operand != place) ||
+        (!fused.keeps_first && !IsBetween(a.writes[0], first, second))) {
+      return false;
+    }
+    for (size_t r = 0; r < b.reads.size(); ++r) {
+      if (r == place) continue;
+      if (!b.reads[r].valid() || b.reads[r] == a.writes[0] ||
+          !IsThereBefore(b.reads[r], first, second)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  static bool AreSiblings(const Call& a, const Call& b,
+                          const FusedKernel& fused) {
+    return a.reads[0] == b.reads[0] &&
+           std::ranges::all_of(b.reads,
+                               [&](ValueId read) {
+                                 return read.valid() &&
+                                        std::ranges::count(a.reads, read) > 0;
+                               }) &&
+           AddAlike(a, b, fused);
+  }
+
+  // One flag says for both calls whether they add to results.
+  static bool AddAlike(const Call& a, const Call& b, const FusedKernel& fused) {
+    return (a.accumulate == b.accumulate || !a.kernel->accumulates) &&
+           (!b.accumulate || fused.accumulates);
+  }
+
+  void Fuse(size_t first, size_t second, const FusedKernel& fused) {
+    for (size_t i = 0; i < work_[first].calls.size(); ++i) {
+      Call& a = work_[first].calls[i];
+      Call& b = work_[second].calls[i];
+      if (fused.kind == FusedKernel::Kind::kChain) {
+        const size_t place = PlaceInChain(a, b);
+        for (size_t r = 0; r < b.reads.size(); ++r) {
+          if (r == place) continue;
+          a.reads.push_back(b.reads[r]);
+          a.operands.push_back(b.operands[r]);
+        }
+        if (!fused.keeps_first) {
+          executor_.buffer_bytes_[Root(a.writes[0])] = {};
+          a.writes.erase(a.writes.begin());
+          a.results.erase(a.results.begin());
+        }
+      }
+      for (size_t k = 0; k < b.writes.size(); ++k) {
+        a.writes.push_back(b.writes[k]);
+        a.results.push_back(b.results[k]);
+        work_[first].early.push_back(b.writes[k]);
+      }
+      a.attributes.insert(a.attributes.end(), b.attributes.begin(),
+                          b.attributes.end());
+      a.kernel = executor_.device_.FindFusedKernel(fused.name);
+      a.accumulate = b.accumulate;
+      a.alone = a.alone && b.alone;
+    }
+    work_[second].calls.clear();
+    work_[second].launches.clear();
+    if (IsList(work_[first])) executor_.PlanLaunches(work_[first]);
+  }
+
+  // A sum of products (the gradients of what queries, keys and values are made
+  // of): each of them adds to the first one's result.
+  void AddIntoOneSum(size_t w) {
+    if (!IsPlain(w) || IsList(work_[w])) return;
+    Call& sum = work_[w].calls[0];
+    if (sum.kernel->name != "sum" || sum.accumulate || sum.reads.size() < 2) {
+      return;
+    }
+    const ValueId total = sum.writes[0];
+    std::vector<size_t> writers;
+    for (ValueId term : sum.reads) {
+      if (!term.valid()) return;
+      const size_t writer = UsesOf(term).front().work;
+      const Work& work = work_[writer];
+      if (!IsPlain(writer) || IsList(work) ||
+          work.calls[0].kernel->name != "linear_dx" ||
+          work.calls[0].accumulate || work.calls[0].writes[0] != term ||
+          !IsBetween(term, writer, w) ||
+          executor_.tasks_.value(term).dtype !=
+              executor_.tasks_.value(total).dtype) {
+        return;
+      }
+      writers.push_back(writer);
+    }
+    std::ranges::sort(writers);
+    if (std::ranges::adjacent_find(writers) != writers.end() ||
+        !IsFreeBefore(total, writers[0], w)) {
+      return;
+    }
+    for (size_t writer : writers) {
+      Call& call = work_[writer].calls[0];
+      executor_.buffer_bytes_[Root(call.writes[0])] = {};
+      call.writes = sum.writes;
+      call.results = sum.results;
+      call.accumulate = writer != writers[0];
+      work_[writer].early.push_back(total);
+    }
+    work_[w].calls.clear();
+  }
+
+  RankExecutor& executor_;
+  std::vector<Work>& work_;
+  std::vector<std::vector<Use>> uses_;  // by root
+};
+
+void RankExecutor::FuseCalls() {
+  if (!device_.fuses() ||
+      device_.FindFusedKernel(FusedKernels()[0].name) == nullptr) {
+    return;
+  }
+  Fuser(*this).Run();
+}
+
+}  // namespace tessera

@@ -1,0 +1,105 @@
+#include "planner/lower/fused_nodes.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+
+#include "costmodel/price.h"
+#include "costmodel/simulate/simulator.h"
+#include "planner/io/importer.h"
+#include "planner/ir/graph.h"
+#include "planner/lower/lower.h"
+#include "planner/plan/strategy.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/paths.h"
+
+namespace tessera {
+namespace {
+
+Graph ModelOf(const std::string& name) {
+  ImportOptions import;
+  import.global_batch = 4;
+  import.seq_len = 64;
+  import.dtype = DType::kBFloat16;
+  return Differentiate(
+             ImportModel(ExamplePath("models/" + name), import).value())
+      .value();
+}
+
+// How many nodes begin each kernel, and how many are done elsewhere.
+std::map<std::string, int> CountsOf(const Graph& graph,
+                                    const std::vector<FusedNode>& nodes) {
+  std::map<std::string, int> counts;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (nodes[i].kernel() != nullptr) {
+      ++counts[std::string(nodes[i].kernel()->name)];
+    }
+    if (nodes[i].elsewhere)
+      ++counts["-" + std::string(graph.nodes[i].op->name)];
+  }
+  return counts;
+}
+
+// Llama 2 7B, 32 layers: in each two residual sums with norms behind them (the
+// last layer's second one has the model's last norm), two norms whose gradients
+// meet that of a residual, but for the first norm of the model, whose sum is
+// behind the embedding; and sums over the three and the two products of a norm.
+TEST(FuseNodes, OfLlama) {
+  const Graph graph = ModelOf("llama-2-7b/config.json");
+  const auto all = FuseNodes(graph, [](std::string_view) { return true; });
+  const std::map<std::string, int> expected = {
+      {"add+rms_norm", 64},  {"-rms_norm", 64},    {"rms_norm_dx+sum+dw", 64},
+      {"rms_norm_dx+dw", 1}, {"-rms_norm_dw", 65}, {"-sum", 64 + 64},
+  };
+  EXPECT_EQ(CountsOf(graph, all), expected);
+  const auto none = FuseNodes(graph, [](std::string_view) { return false; });
+  EXPECT_TRUE(CountsOf(graph, none).empty());
+  // Without the kernel of the three, that of the gradient and the sum.
+  const auto some = FuseNodes(
+      graph, [](std::string_view name) { return name == "rms_norm_dx+sum"; });
+  EXPECT_EQ(
+      CountsOf(graph, some),
+      (std::map<std::string, int>{{"rms_norm_dx+sum", 64}, {"-sum", 64 + 64}}));
+}
+
+// A profile that has times of the fused kernels alone: the first task takes
+// these, the others nothing; and the update of fp32 masters with the cast.
+TEST(FuseNodes, ArePricedWhereTheyAreMeasured) {
+  const Graph graph = ModelOf("llama-2-7b/config.json");
+  const Cluster cluster = MakeCluster("dgx-h200:1x1").value();
+  const Plan plan =
+      PlanFromStrategy(graph, cluster, ParseStrategy("mbs=4").value()).value();
+  const TaskGraph tasks = Lower(graph, cluster, plan, TrainingOptions{});
+  const Pricer all(graph, cluster, nullptr, /*all_fused=*/true);
+  const std::vector<ProfileKey> keys = ProfileKeysOf(all, tasks);
+  ProfileDb profile;
+  for (const ProfileKey& key : keys) {
+    if (key.name.find('+') == std::string::npos) continue;
+    profile.rows[key] = {.median_s = key.name == "adamw+cast" ? 0.5 : 0.25,
+                         .samples = 20};
+  }
+  const Pricer pricer(graph, cluster, &profile);
+  EXPECT_EQ(ProfileKeysOf(pricer, tasks), keys);
+  const std::vector<TaskCost> costs = PriceTasks(pricer, tasks);
+  std::map<std::string, std::set<double>> seconds;  // by kernel
+  for (size_t t = 0; t < costs.size(); ++t) {
+    if (tasks.tasks[t].kind != TaskKind::kCompute) continue;
+    seconds[std::string(tasks.tasks[t].kernel)].insert(
+        costs[t].duration.seconds());
+  }
+  EXPECT_EQ(seconds["add"], (std::set<double>{0.25}));
+  EXPECT_EQ(seconds["rms_norm_dx"], (std::set<double>{0.25}));
+  EXPECT_EQ(seconds["rms_norm_dw"], (std::set<double>{0}));
+  EXPECT_EQ(seconds["sum"], (std::set<double>{0}));
+  EXPECT_EQ(seconds["adamw"], (std::set<double>{0.5}));
+  EXPECT_EQ(seconds["cast"], (std::set<double>{0}));
+  // The first norm has no sum before it.
+  EXPECT_EQ(seconds["rms_norm"].count(0), 1);
+  EXPECT_EQ(seconds["rms_norm"].size(), 2);
+}
+
+}  // namespace
+}  // namespace tessera
