@@ -444,6 +444,7 @@ void Pricer::AppendKey(const TaskView& view, IntKey& key) const {
     key.push_back(kernel->second);
     key.push_back(static_cast<int64_t>(task.optimizer));
     key.push_back(task.node.valid() ? signature_[task.node.index()] : -1);
+    key.push_back(FusedAt(task) != nullptr);
   }
   for (const auto* ids : {&task.reads, &task.writes}) {
     key.push_back(static_cast<int64_t>(ids->size()));
@@ -951,7 +952,7 @@ double Pricer::HostSeconds(const TaskView& view, const CostQuery& query) const {
              : one;
 }
 
-// Measured for a device of this cluster, at the type that is computed in;
+// Measured for the devices of this cluster, at the type that is computed in;
 // masters of updates are fp32.
 bool Pricer::HasFused(std::string_view kernel) const {
   const bool update = kernel.ends_with("+cast");
@@ -961,7 +962,7 @@ bool Pricer::HasFused(std::string_view kernel) const {
   ProfileKey key;
   key.name = kernel;
   key.dtype = update ? DType::kFloat32 : graph_.dtype;
-  return std::ranges::any_of(cluster_.device_types,
+  return std::ranges::all_of(cluster_.device_types,
                              [&](const DeviceType& type) {
                                key.device = type.name;
                                const auto [begin, end] = profile_->Family(key);
@@ -969,10 +970,52 @@ bool Pricer::HasFused(std::string_view kernel) const {
                              });
 }
 
+// What is computed again is not fused: of its neighbours some are kept.
 const FusedNode* Pricer::FusedAt(const Task& task) const {
-  const bool own = task.kind == TaskKind::kCompute && task.node.valid() &&
-                   task.kernel == graph_.node(task.node).op->name;
+  if (task.kind != TaskKind::kCompute || !task.node.valid()) return nullptr;
+  const Node& node = graph_.node(task.node);
+  const bool own = task.kernel == node.op->name && task.pass == node.pass;
   return own ? &fused_[task.node.index()] : nullptr;
+}
+
+bool Pricer::FusesAll() const {
+  const auto all = FuseNodes(graph_, [](std::string_view) { return true; });
+  return std::ranges::all_of(all, [&](const FusedNode& node) {
+    return node.kernel() == nullptr || HasFused(node.kernel()->name);
+  });
+}
+
+// What the nodes behind a task's would take beside it, by the bytes that only
+// they read or write; for a kernel of whose size nothing was measured.
+double Pricer::PartsSeconds(const Task& task, const CostQuery& query) const {
+  const FusedNode* const fused = FusedAt(task);
+  if (fused == nullptr) return 0;
+  std::set<TensorId> seen;
+  const auto bytes_of = [&](const Node& node) {
+    double bytes = 0;
+    for (const auto* tensors : {&node.operands, &node.results}) {
+      for (TensorId id : *tensors) {
+        if (!seen.insert(id).second) continue;
+        const Tensor& tensor = graph_.tensor(id);
+        double all = SizeOf(tensor.dtype);
+        for (const int64_t extent : tensor.shape) {
+          all *= static_cast<double>(extent);
+        }
+        bytes += all;
+      }
+    }
+    return bytes;
+  };
+  const double own = bytes_of(graph_.node(task.node));
+  double others = 0;
+  for (const FusedNode::Part& part : fused->parts) {
+    others += bytes_of(graph_.node(part.node));
+  }
+  // A rank's share of them is that of the first node's.
+  const double share = static_cast<double>(query.bytes.value) / own;
+  return others * share /
+         (query.device->memory_bandwidth.value *
+          query.device->memory_efficiency);
 }
 
 std::span<const FusedNode::Part> Pricer::PartsOf(const Task& task) const {
@@ -981,7 +1024,6 @@ std::span<const FusedNode::Part> Pricer::PartsOf(const Task& task) const {
   return fused->parts;
 }
 
-// Whether the kernel of another task does it.
 bool Pricer::IsElsewhere(const Task& task) const {
   if (task.optimizer && task.kernel == "cast") return casts_fused_;
   const FusedNode* const fused = FusedAt(task);
@@ -1021,7 +1063,10 @@ TaskCost Pricer::Compute(const TaskView& view) const {
               query.device->name, query.key.dtype, *query.matmul);
         }
         const Cost cost = PriceOf(query, profile_);
-        seconds = std::max(seconds, cost.seconds);
+        const double parts = cost.source == CostSource::kAnalytical
+                                 ? PartsSeconds(task, query)
+                                 : 0;
+        seconds = std::max(seconds, cost.seconds + parts);
         source = std::max(source, cost.source);
       }
       break;

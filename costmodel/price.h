@@ -121,6 +121,10 @@ class Pricer {
 
   // The nodes behind a task's that its kernel does, too.
   std::span<const FusedNode::Part> PartsOf(const Task& task) const;
+  // Whether a task's work is done by the kernel of another one.
+  bool IsElsewhere(const Task& task) const;
+  // Whether all that a device with the FusedKernels would fuse is priced so.
+  bool FusesAll() const;
 
   // What a kComm or kSend moves, as costmodel/collective counts it.
   Bytes Payload(const TaskView& view) const;
@@ -155,7 +159,7 @@ class Pricer {
   Fusion FusionAt(const TaskView& view) const;
   bool HasFused(std::string_view kernel) const;
   const FusedNode* FusedAt(const Task& task) const;
-  bool IsElsewhere(const Task& task) const;
+  double PartsSeconds(const Task& task, const CostQuery& query) const;
   double HostSeconds(const TaskView& view, const CostQuery& query) const;
   TaskCost Compute(const TaskView& view) const;
   CostQuery KernelQuery(const TaskView& view) const;

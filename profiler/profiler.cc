@@ -347,7 +347,7 @@ class Stopwatch {
   }
 
   // All samples without a pause between, in which the clocks would recover. The
-  // host is ahead by the load; that leaves nothing of use in the caches.
+  // host is ahead by the load, whose 96 MiB leave little of use in the caches.
   Result<void> SampleUnderLoad(const std::function<Result<void>()>& run,
                                int64_t runs, std::vector<double>& samples) {
     TESSERA_RETURN_IF_ERROR(all_.Barrier());

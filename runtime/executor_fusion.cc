@@ -18,7 +18,8 @@ class RankExecutor::Fuser {
   explicit Fuser(RankExecutor& executor)
       : executor_(executor),
         work_(executor.work_),
-        uses_(executor.tasks_.values.size()) {
+        uses_(executor.tasks_.values.size()),
+        gone_(executor.work_.size(), false) {
     for (size_t w = 0; w < work_.size(); ++w) {
       const Task& task = executor_.tasks_.task(work_[w].task);
       for (ValueId value : task.reads) uses_[Root(value)].push_back({w, false});
@@ -101,8 +102,7 @@ class RankExecutor::Fuser {
     if (values.empty() || !values[0].valid()) return false;
     const ValueId shared = values[0];
     for (const Use& use : UsesOf(shared)) {
-      // What has become part of another call is no more there.
-      if (use.work <= first || work_[use.work].calls.empty()) continue;
+      if (use.work <= first || gone_[use.work]) continue;
       if (use.writes) return false;
       if (CanFuse(first, use.work, fused)) {
         Fuse(first, use.work, fused);
@@ -206,6 +206,7 @@ class RankExecutor::Fuser {
       a.accumulate = b.accumulate;
       a.alone = a.alone && b.alone;
     }
+    gone_[second] = true;
     work_[second].calls.clear();
     work_[second].launches.clear();
     if (IsList(work_[first])) executor_.PlanLaunches(work_[first]);
@@ -227,8 +228,8 @@ class RankExecutor::Fuser {
       const Work& work = work_[writer];
       if (!IsPlain(writer) || IsList(work) ||
           work.calls[0].kernel->name != "linear_dx" ||
-          work.calls[0].accumulate || work.calls[0].writes[0] != term ||
-          !IsBetween(term, writer, w) ||
+          !work.calls[0].kernel->accumulates || work.calls[0].accumulate ||
+          work.calls[0].writes[0] != term || !IsBetween(term, writer, w) ||
           executor_.tasks_.value(term).dtype !=
               executor_.tasks_.value(total).dtype) {
         return;
@@ -248,20 +249,23 @@ class RankExecutor::Fuser {
       call.accumulate = writer != writers[0];
       work_[writer].early.push_back(total);
     }
+    gone_[w] = true;
     work_[w].calls.clear();
   }
 
   RankExecutor& executor_;
   std::vector<Work>& work_;
   std::vector<std::vector<Use>> uses_;  // by root
+  std::vector<bool> gone_;              // has become part of other calls
 };
 
 void RankExecutor::FuseCalls() {
-  if (!device_.fuses() ||
-      device_.FindFusedKernel(FusedKernels()[0].name) == nullptr) {
-    return;
-  }
-  Fuser(*this).Run();
+  const bool can =
+      device_.fuses() &&
+      std::ranges::any_of(FusedKernels(), [&](const FusedKernel& fused) {
+        return device_.FindFusedKernel(fused.name) != nullptr;
+      });
+  if (can) Fuser(*this).Run();
 }
 
 }  // namespace tessera

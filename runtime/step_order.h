@@ -59,8 +59,8 @@ struct ListedCall {
 };
 
 // How many calls each launch of a task makes. A launch never has calls of two
-// tasks: other streams wait for the end of a task, and would wait for both; and
-// every task has a time of its own.
+// tasks, unless their kernels are fused: other streams wait for the end of a
+// task, and would wait for both; and every task has a time of its own.
 std::vector<int> LaunchSizes(std::span<const ListedCall> calls);
 
 // ---- Graphs -----------------------------------------------------------------

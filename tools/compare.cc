@@ -77,7 +77,8 @@ std::vector<TaskComparison> CompareTasks(
   std::map<ProfileKey, std::vector<double>> seconds;
   for (const Timeline& timeline : WithoutWaiting(tasks, measured)) {
     for (const Span& span : timeline.spans) {
-      if (tasks.task(span.task).kind == TaskKind::kRecv) continue;
+      const Task& task = tasks.task(span.task);
+      if (task.kind == TaskKind::kRecv || pricer.IsElsewhere(task)) continue;
       seconds[keys[span.task.index()]].push_back(
           (span.end - span.start).seconds());
     }
@@ -85,7 +86,9 @@ std::vector<TaskComparison> CompareTasks(
   std::map<ProfileKey, TaskComparison> found;
   std::map<ProfileKey, std::map<GroupId, int>> counts;
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
-    if (!seconds.contains(keys[t])) continue;
+    if (!seconds.contains(keys[t]) || pricer.IsElsewhere(tasks.tasks[t])) {
+      continue;
+    }
     TaskComparison& row = found[keys[t]];
     if (row.example.empty()) {
       row.key = keys[t];

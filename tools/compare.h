@@ -24,7 +24,7 @@ std::vector<Timeline> WithoutWaiting(const TaskGraph& tasks,
 struct TaskComparison {
   ProfileKey key;
   std::string example;  // the name of the first such task
-  CostSource source = CostSource::kAnalytical;
+  CostSource source = CostSource::kMeasured;
   int tasks = 0;         // in a step of the busiest group
   Duration predicted;    // of one
   Measurement measured;  // of one; samples are tasks times ranks

@@ -179,7 +179,8 @@ run_tests() {
 # Each holds a kernel to the CPU's: by the cores of the host, a share of the
 # tests in each process.
 parity() {
-  local filter='*CudaKernel*:*ProductKernels*:*RankSum*:CublasLtMatMulGpuTest.*'
+  local filter='*CudaKernel*:*FusedKernel*:*ProductKernels*:*RankSum*'
+  filter+=':CublasLtMatMulGpuTest.*'
   local shares=$((($(nproc) + 1) / 2)) share failed=0
   ((shares > 8)) && shares=8
   local pids=()
@@ -241,7 +242,7 @@ sanitize() {
     echo "-- $tool"
     timeout "$1" "$sanitizer" --tool "$tool" --error-exitcode 1 \
       "$test_binary" --gtest_brief=1 \
-      --gtest_filter='*RankSum*:DeviceGpuTest.*:*CudaKernel*' ||
+      --gtest_filter='*RankSum*:DeviceGpuTest.*:*CudaKernel*:*FusedKernel*' ||
       return
   done
 }

@@ -781,16 +781,6 @@ Result<std::vector<double>> LossesOfOneRank(const Options& options,
   return std::move(trained->losses);
 }
 
-// Whether the profile has times of fused kernels, which the prediction then is
-// made of. Else tasks are timed one by one.
-bool HasFusedKernels(const Inputs& inputs) {
-  const ProfileDb* const profile = inputs.profile_or_null();
-  return profile != nullptr &&
-         std::ranges::any_of(profile->rows, [](const auto& row) {
-           return row.first.name.find('+') != std::string::npos;
-         });
-}
-
 // This rank's part of the job; rank 0 prints.
 Result<int> TrainInWorld(const Options& options, const Job& job,
                          const RankSeat& seat) {
@@ -818,9 +808,12 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.offload_directory = OffloadDirectory(options);
   training.graphs = options.graph;
   training.deterministic = options.deterministic;
+  // Where tasks are timed, as they are priced.
   const bool times_tasks =
       options.compare || !options.learn.empty() || !options.trace.empty();
-  training.fuses = !times_tasks || HasFusedKernels(job.inputs);
+  training.fuses = !times_tasks || Pricer(graph, job.inputs.cluster,
+                                          job.inputs.profile_or_null())
+                                       .FusesAll();
   training.tune = !options.tune.empty();
   training.products_path = options.tune;
   if (training.tune) {

@@ -19,7 +19,7 @@ auto FamilyOf(const ProfileKey& key) {
 // `which`: rule or rule_of_samples.
 std::string_view DefaultRule(std::string_view kernel,
                              std::string_view OpDef::*which) {
-  const std::string_view name = kernel.substr(0, kernel.find('.'));
+  const std::string_view name = kernel.substr(0, kernel.find_first_of(".+"));
   for (const OpDef& op : Ops()) {
     if (op.name == name) {
       if (!(op.*which).empty()) return op.*which;

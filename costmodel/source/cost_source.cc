@@ -233,7 +233,7 @@ Cost PriceOf(const CostQuery& query, const ProfileDb* profile) {
 }
 
 const OpDef* OperatorOf(std::string_view kernel) {
-  const auto op = FindOp(kernel.substr(0, kernel.find('.')));
+  const auto op = FindOp(kernel.substr(0, kernel.find_first_of(".+")));
   return op ? *op : nullptr;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
-// Kernels in place of two kernels of tasks, so that less passes through memory:
-// names and meaning. A device may have any of them (runtime/kernels).
+// Kernels in place of several kernels of tasks, so that less passes through
+// memory: names and meaning. Each is of two, of which the first may be such a
+// kernel itself; some are there only as the first one of others. A device may
+// have any of them (runtime/kernels).
 
 #include <cstddef>
 #include <span>

@@ -60,8 +60,8 @@ class RankDevice {
   // contents. kUnavailable when there is no more. Freed memory is kept for
   // later allocations, so that steps after the first ask the system for none.
   virtual Result<void*> Allocate(Bytes size, MemoryCategory category) = 0;
-  // That allocations of this category will follow which take so much together,
-  // each rounded up to kAlignment: they then need no more than that.
+  // Announces allocations of this category that take so much together, each
+  // rounded up to kAlignment: they then need no more than that.
   static constexpr int64_t kAlignment = 256;
   virtual void Expect(Bytes size, MemoryCategory category) {
     (void)size, (void)category;

@@ -28,7 +28,7 @@ struct Settings {
   int64_t instances = 200;
   int64_t seeds = 20;
   int64_t first = 0;
-  int64_t proposals = 16000;
+  int64_t proposals = 24000;
   int64_t limit = 1'000'000;  // of plans; instances of more are passed over
   int64_t show = 0;
 };

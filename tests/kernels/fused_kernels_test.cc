@@ -86,7 +86,6 @@ class FusedKernelTest : public ::testing::TestWithParam<FusedCase> {
     std::vector<LocalTensor> out;
     for (const HostTensor& tensor : operands) {
       in.push_back(tensor.Local());
-      if (tensor.elements() == 0) in.back().data = nullptr;  // masked
     }
     for (HostTensor& tensor : results) out.push_back(tensor.Local());
     KernelCall call;
@@ -264,22 +263,31 @@ void AddNorms(DType dtype, Rng& rng, std::vector<FusedCase>& cases) {
         gradients.push_back(vector());
         add(kernel + "+db", backward, gradients);
         add(kernel + "+db", backward, gradients, true);
+        // A bias of five heads, each of which has the norm.
+        gradients.back() = Random({5, width}, DType::kFloat32, rng);
+        add(kernel + "+db", backward, gradients);
+        cases.back().name += "_of_heads";
       }
     }
   }
 }
 
 void AddUpdates(DType dtype, Rng& rng, std::vector<FusedCase>& cases) {
-  for (const std::string kernel : {"adamw", "adam"}) {
+  // A negative coefficient says that the step is skipped: a copy is made all
+  // the same.
+  for (const auto& [kernel, coefficient] :
+       {std::pair<std::string, double>{"adamw", 0.5},
+        {"adamw", -1},
+        {"adam", 0.5}}) {
     const DType gradient = kernel == "adam" ? dtype : DType::kFloat32;
     FusedCase c;
     c.kernel = kernel + "+cast";
     c.rule = "i->i";
     c.name = kernel + "_cast_" + std::string(NameOf(gradient)) + "_" +
-             std::string(NameOf(dtype));
+             std::string(NameOf(dtype)) + (coefficient < 0 ? "_skipped" : "");
     const Shape shape = {1003};
     c.operands = {Random(shape, gradient, rng),
-                  HostTensor({}, DType::kFloat32, {0.5})};
+                  HostTensor({}, DType::kFloat32, {coefficient})};
     c.results = {Random(shape, DType::kFloat32, rng),
                  Random(shape, DType::kFloat32, rng),
                  HostTensor(shape, DType::kFloat32), HostTensor(shape, dtype)};

@@ -424,7 +424,9 @@ void CallNormBackward(const KernelCall& call) {
   const int64_t width = dx.shape.back();
   const int64_t rows = in[3].elements();
   if constexpr (kWeights) {
+    // The bias may be wider than the norm: of all heads.
     const bool fuses = rows > 0 && width <= kWidestKept &&
+                       (!kColumns || call.results.back().elements() == width) &&
                        in.size() == kOfNorm + kAdds &&
                        HaveWholeRows({in[0], in[1], in[2], dx}, width) &&
                        (!kAdds || HaveWholeRows({dx, in.back()}, width));

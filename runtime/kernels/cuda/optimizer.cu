@@ -39,7 +39,17 @@ __global__ void AdamW(
     Elements<Any> coefficient, const float* skipped, AdamWOptions options) {
   TESSERA_SHARED(corrections, float[2]);
   const float clip = coefficient.Get(0);
-  if (clip < 0) return;
+  if (clip < 0) {  // the step is skipped
+    if constexpr (!std::is_void_v<C>) {
+      ForEachListedVector(
+          list, [](const AdamWTensors<G, P, C>& of, int64_t first, Span span) {
+            float p[kVector];
+            of.parameter.Load(first, span, p);
+            of.copy.Store(first, span, p);
+          });
+    }
+    return;
+  }
   const StepNumbers now = options.now.Get();
   const double lr = now.learning_rate;
   if (threadIdx.x == 0) {

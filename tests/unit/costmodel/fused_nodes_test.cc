@@ -101,5 +101,54 @@ TEST(FuseNodes, ArePricedWhereTheyAreMeasured) {
   EXPECT_EQ(seconds["rms_norm"].size(), 2);
 }
 
+// The first task of `kernel`, in seconds, and by what.
+TaskCost CostOf(const Pricer& pricer, const TaskGraph& tasks,
+                std::string_view kernel) {
+  const std::vector<TaskCost> costs = PriceTasks(pricer, tasks);
+  for (size_t t = 0; t < costs.size(); ++t) {
+    if (tasks.tasks[t].kernel == kernel) return costs[t];
+  }
+  return {};
+}
+
+// Half of the rows take half of the time. Far from what was measured, the bytes
+// of all that the kernel does count: a sum of two matrices reads two and writes
+// one, and the norm behind it, by itself, reads one and writes one; together
+// they read two and write two.
+TEST(FuseNodes, OtherSizesArePricedAsAWhole) {
+  const Graph graph = ModelOf("llama-2-7b/config.json");
+  const Cluster cluster = MakeCluster("dgx-h200:1x1").value();
+  const auto tasks_of = [&](const char* strategy) {
+    const Plan plan =
+        PlanFromStrategy(graph, cluster, ParseStrategy(strategy).value())
+            .value();
+    return Lower(graph, cluster, plan, TrainingOptions{});
+  };
+  const TaskGraph four = tasks_of("mbs=4");
+  const TaskGraph two = tasks_of("mbs=2");
+  const Pricer all(graph, cluster, nullptr, /*all_fused=*/true);
+  ProfileDb near;
+  ProfileDb far;
+  for (ProfileKey key : ProfileKeysOf(all, four)) {
+    if (key.name != "add+rms_norm") continue;
+    near.rows[key] = {.median_s = 0.25, .samples = 20};
+    key.extents[0] *= 1000;
+    far.rows[key] = {.median_s = 0.25, .samples = 20};
+  }
+  const Pricer by_near(graph, cluster, &near);
+  EXPECT_EQ(CostOf(by_near, two, "add").source, CostSource::kInterpolated);
+  EXPECT_EQ(CostOf(by_near, two, "add").duration, Duration::FromSeconds(0.125));
+
+  const Pricer by_far(graph, cluster, &far);
+  const Pricer singly(graph, cluster, nullptr);
+  const TaskCost fused = CostOf(by_far, four, "add");
+  EXPECT_EQ(fused.source, CostSource::kAnalytical);
+  const DeviceType& device = cluster.device_types[0];
+  const double overhead = device.launch_overhead.seconds();
+  const double matrix =
+      (CostOf(singly, four, "add").duration.seconds() - overhead) / 3;
+  EXPECT_NEAR(fused.duration.seconds() - overhead, 4 * matrix, 0.01 * matrix);
+}
+
 }  // namespace
 }  // namespace tessera
