@@ -980,9 +980,11 @@ const FusedNode* Pricer::FusedAt(const Task& task) const {
 
 bool Pricer::FusesAll() const {
   const auto all = FuseNodes(graph_, [](std::string_view) { return true; });
-  return std::ranges::all_of(all, [&](const FusedNode& node) {
-    return node.kernel() == nullptr || HasFused(node.kernel()->name);
-  });
+  const bool casts = SizeOf(graph_.dtype) == 2;  // of updated masters
+  return (!casts || casts_fused_) &&
+         std::ranges::all_of(all, [&](const FusedNode& node) {
+           return node.kernel() == nullptr || HasFused(node.kernel()->name);
+         });
 }
 
 // What the nodes behind a task's would take beside it, by the bytes that only
@@ -1059,8 +1061,15 @@ TaskCost Pricer::Compute(const TaskView& view) const {
             &cluster_.device_types[static_cast<size_t>(where.device_types[i])];
         query.key.device = query.device->name;
         if (query.matmul && query.products == ProductType::kAsValues) {
-          query.matmul_factor = products_.Factor(
-              query.device->name, query.key.dtype, *query.matmul);
+          const auto factor_of = [&](std::string_view name) {
+            return products_.Factor(name, query.device->name, query.key.dtype,
+                                    *query.matmul);
+          };
+          query.matmul_factor = factor_of(query.key.name);
+          query.factor_of_kernel = query.matmul_factor.has_value();
+          if (!query.matmul_factor) {
+            query.matmul_factor = factor_of(kProductName);
+          }
         }
         const Cost cost = PriceOf(query, profile_);
         const double parts = cost.source == CostSource::kAnalytical

@@ -164,6 +164,11 @@ std::optional<double> ProductSeconds(const CostQuery& query) {
 std::optional<Cost> Interpolated(const CostQuery& query,
                                  const ProfileDb* profile) {
   if (profile == nullptr) return std::nullopt;
+  if (query.matmul_factor && query.factor_of_kernel) {
+    if (const auto product = ProductSeconds(query)) {
+      return Cost{*product, CostSource::kInterpolated};
+    }
+  }
   const auto seconds = query.collective ? InterpolateCollective(query, *profile)
                                         : InterpolateKernel(query, *profile);
   if (seconds) {

@@ -10,13 +10,14 @@
 //                 bytes for the rest; rows of the same rule if there are any,
 //                 else all of the kernel; rows whose work differs by less than
 //                 10 % are one, their mean; only for work in [min/4, 4*max] of
-//                 what was measured, growing at most in proportion there. Of
+//                 what was measured, growing at most in proportion there.
+//                 Matrix products of a GPU whose multiprocessors are known: the
+//                 analytical time, times what the kernel's rows of like shape
+//                 say (measured_products.h), or without any, products of other
+//                 kernels. Of
 //                 an operator of the user's own the rows that differ from the
 //                 task in one extent, if there are any, and however far they
-//                 reach, since nothing else is known of it. Matrix products
-//                 without rows of their kernel: the analytical time, times
-//                 what measured products of like shape say
-//                 (measured_products.h).
+//                 reach, since nothing else is known of it.
 //                 Collectives: straight lines through time over bytes, of the
 //                 same ranks and hosts; above the largest, by the last slope;
 //                 below the smallest, its time;
@@ -71,6 +72,7 @@ struct CostQuery {
   // By what its analytical time is to be multiplied, as products of like shape
   // that were measured say (MeasuredProducts).
   std::optional<double> matmul_factor;
+  bool factor_of_kernel = false;  // by rows of just this kernel
   // An attention, forward or backward. Fused: the kernel of DefaultAttention
   // where none is named. Unfused: with so many passes over its scores.
   std::optional<AttentionShape> attention;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
+
+#include "costmodel/source/cost_source.h"
 
 namespace tessera {
 namespace {
@@ -18,47 +21,61 @@ MatmulShape LogsOf(const MatmulShape& shape) {
   return logs;
 }
 
+// The product that a row's kernel makes. Gradients of weights are in fp32.
+std::optional<MatmulShape> ShapeOf(const ProfileKey& key) {
+  if (key.name == kProductName && key.rule != kProductRule) {
+    return std::nullopt;
+  }
+  const OpDef* const op = OperatorOf(key.name);
+  const bool own = op != nullptr && op->op_class == OpClass::kMatmul;
+  if (!own && key.name != kProductName) return std::nullopt;
+  const auto rule = IndexRule::Parse(key.rule);
+  if (!rule || rule->factors.size() != key.extents.size()) return std::nullopt;
+  const std::vector<DType> operands(rule->operands.size(), key.dtype);
+  const bool of_weight = own && op->name.ends_with("_dw");
+  const std::vector<DType> results(rule->results.size(),
+                                   of_weight ? DType::kFloat32 : key.dtype);
+  return MatmulShapeOf({.rule = &*rule,
+                        .extents = key.extents,
+                        .operand_dtypes = operands,
+                        .result_dtypes = results,
+                        .attributes = {}});
+}
+
 }  // namespace
 
 MeasuredProducts::MeasuredProducts(const ProfileDb* profile,
                                    std::span<const DeviceType> device_types) {
   if (profile == nullptr) return;
-  for (const DeviceType& device : device_types) {
-    if (!HasKernelTimes(device)) continue;
-    for (const DType dtype :
-         {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
-      // Measured alone, the clock is that of a rested device.
-      const MatmulMode mode = {.dtype = dtype, .loaded = false};
-      if (!(PeakOf(device, mode).value > 0)) continue;
-      ProfileKey family;
-      family.name = kProductName;
-      family.dtype = dtype;
-      family.device = device.name;
-      const auto [begin, end] = profile->Family(family);
-      const auto bytes = static_cast<double>(SizeOf(dtype));
-      for (auto row = begin; row != end; ++row) {
-        if (row->first.rule != kProductRule) continue;
-        const std::vector<int64_t>& e = row->first.extents;  // b, m, k, n
-        const MatmulShape shape = {.batch = static_cast<double>(e[0]),
-                                   .m = static_cast<double>(e[1]),
-                                   .n = static_cast<double>(e[3]),
-                                   .k = static_cast<double>(e[2]),
-                                   .operand_bytes = bytes,
-                                   .result_bytes = bytes};
-        rows_[{device.name, SizeOf(dtype)}].push_back(
-            {LogsOf(shape), std::log(row->second.median_s /
-                                     MatmulSeconds(device, shape, mode))});
+  for (const auto& [key, row] : profile->rows) {
+    for (const DeviceType& device : device_types) {
+      if (device.name == key.device && HasKernelTimes(device)) {
+        Add(key, row, device);
+        break;
       }
     }
   }
 }
 
-std::optional<double> MeasuredProducts::Factor(std::string_view device,
+void MeasuredProducts::Add(const ProfileKey& key, const Measurement& measured,
+                           const DeviceType& device) {
+  const MatmulMode mode = {.dtype = key.dtype,
+                           .loaded = key.name != kProductName};
+  if (!(PeakOf(device, mode).value > 0)) return;
+  const auto shape = ShapeOf(key);
+  if (!shape) return;
+  rows_[{key.name, device.name, SizeOf(key.dtype)}].push_back(
+      {LogsOf(*shape),
+       std::log(measured.median_s / MatmulSeconds(device, *shape, mode))});
+}
+
+std::optional<double> MeasuredProducts::Factor(std::string_view name,
+                                               std::string_view device,
                                                DType dtype,
                                                const MatmulShape& shape) const {
   if (rows_.empty()) return std::nullopt;
-  const auto rows = rows_.find(
-      std::pair(std::string(device), static_cast<int64_t>(SizeOf(dtype))));
+  const auto rows = rows_.find(std::tuple(
+      std::string(name), std::string(device), int64_t{SizeOf(dtype)}));
   if (rows == rows_.end()) return std::nullopt;
   const MatmulShape logs = LogsOf(shape);
   double sum = 0;

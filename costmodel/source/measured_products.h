@@ -1,8 +1,9 @@
 #pragma once
-// Matrix products that a profile has as such: rows named "product" of the rule
-// "bmk,bnk->bmn", whoever's kernel they were. They tell how far MatmulSeconds
-// is off for products of like shape, and so where published timings of a GPU
-// stand in for the runtime's own kernels.
+// How far MatmulSeconds is off for products of like shape, as those of a
+// profile tell: rows of a kernel of class kMatmul for that kernel, fused ones
+// too, which `tessera profile` times amid load; and for all others rows named
+// "product" of the rule "bmk,bnk->bmn", whoever's kernel they were, timed after
+// a pause.
 //
 // Of the shape (batch, m, n, k), with d the distance to a row in octaves (the
 // root of the sum of squared differences of the four binary logarithms):
@@ -21,7 +22,8 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "costmodel/profile/profile_db.h"
@@ -35,24 +37,27 @@ inline constexpr std::string_view kProductRule = "bmk,bnk->bmn";
 
 class MeasuredProducts {
  public:
-  // Rows of other names and rules, and of devices without kernel times, are
-  // left out. `profile` may be null.
+  // Other rows, and those of devices without kernel times, are left out.
+  // `profile` may be null.
   MeasuredProducts(const ProfileDb* profile,
                    std::span<const DeviceType> device_types);
 
-  // By what MatmulSeconds of a product that is not rounded is to be multiplied.
-  // Nothing where the device has no rows of elements of this size: bf16 and
-  // fp16 products take the same time.
-  std::optional<double> Factor(std::string_view device, DType dtype,
-                               const MatmulShape& shape) const;
+  // By what MatmulSeconds of a product that is not rounded is to be multiplied:
+  // by the rows of that name. Nothing where the device has none of elements of
+  // this size: bf16 and fp16 products take the same time.
+  std::optional<double> Factor(std::string_view name, std::string_view device,
+                               DType dtype, const MatmulShape& shape) const;
 
  private:
   struct Row {
     MatmulShape at;  // binary logarithms of the extents
     double log_factor = 0;
   };
-  // By device and bytes of an element.
-  std::map<std::pair<std::string, int64_t>, std::vector<Row>, std::less<>>
+  void Add(const ProfileKey& key, const Measurement& measured,
+           const DeviceType& device);
+
+  // By name, device and bytes of an element.
+  std::map<std::tuple<std::string, std::string, int64_t>, std::vector<Row>>
       rows_;
 };
 

@@ -13,6 +13,7 @@
 
 #include "planner/base/rng.h"
 #include "tests/kernels/kernel_device.h"
+#include "tests/kernels/random_tensors.h"
 #include "tests/support/host_tensor.h"
 #include "tests/support/kernel_cases.h"
 
@@ -32,17 +33,6 @@ struct FusedCase {
 
 void PrintTo(const FusedCase& c, std::ostream* out) {
   *out << c.name;
-}
-
-double Rounding(DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return 0x1p-8;
-    case DType::kFloat16:
-      return 0x1p-11;
-    default:
-      return 1e-6;
-  }
 }
 
 // Operands and results of a kernel that is the second one of a fused one.
@@ -169,14 +159,6 @@ TEST_P(FusedKernelTest, EqualTheirParts) {
 }
 
 // ---- Cases ------------------------------------------------------------------
-
-HostTensor Random(const Shape& shape, DType dtype, Rng& rng) {
-  HostTensor tensor(shape, dtype);
-  for (int64_t i = 0; i < tensor.elements(); ++i) {
-    tensor.Set(i, 2 * rng.Uniform01() - 1);
-  }
-  return tensor;
-}
 
 // Where the tensor cores' epilogues serve, and where they do not: odd widths,
 // fp32, no bias.

@@ -11,6 +11,7 @@
 
 #include "planner/base/rng.h"
 #include "tests/kernels/kernel_device.h"
+#include "tests/kernels/random_tensors.h"
 #include "tests/support/host_tensor.h"
 #include "tests/support/kernel_cases.h"
 
@@ -32,27 +33,6 @@ struct CudaCase {
 
 void PrintTo(const CudaCase& c, std::ostream* out) {
   *out << c.name;
-}
-
-// What one rounding of a result may change, and of the factors of its sums.
-double Rounding(DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return 0x1p-8;
-    case DType::kFloat16:
-      return 0x1p-11;
-    default:
-      return 1e-6;
-  }
-}
-
-// Between -1 and 1.
-HostTensor Random(const Shape& shape, DType dtype, Rng& rng) {
-  HostTensor tensor(shape, dtype);
-  for (int64_t i = 0; i < tensor.elements(); ++i) {
-    tensor.Set(i, 2 * rng.Uniform01() - 1);
-  }
-  return tensor;
 }
 
 std::vector<LocalTensor> Locals(const std::vector<HostTensor>& tensors) {

@@ -44,7 +44,7 @@ TEST(MeasuredProducts, CorrectTheModelNearWhatWasMeasured) {
       1.5 * MatmulSeconds(device, shape, kIdle), 0, 1};
   const MeasuredProducts products(&profile, {&device, 1});
   const auto factor = [&](const MatmulShape& at, DType dtype) {
-    return products.Factor(device.name, dtype, at).value();
+    return products.Factor(kProductName, device.name, dtype, at).value();
   };
   EXPECT_NEAR(factor(shape, DType::kBFloat16), 1.5, 1e-4);
   EXPECT_NEAR(factor(shape, DType::kFloat16), 1.5, 1e-4);
@@ -54,10 +54,51 @@ TEST(MeasuredProducts, CorrectTheModelNearWhatWasMeasured) {
   // Three: 1 / 9.1^3 = 0.00133 of 0.0513.
   EXPECT_NEAR(factor({.m = 4096, .n = 2048, .k = 8192}, DType::kBFloat16),
               std::pow(1.5, 0.00133 / 0.05133), 1e-3);
-  EXPECT_FALSE(products.Factor(device.name, DType::kFloat32, shape));
-  EXPECT_FALSE(products.Factor("a100-sxm4-80gb", DType::kBFloat16, shape));
+  EXPECT_FALSE(
+      products.Factor(kProductName, device.name, DType::kFloat32, shape));
+  EXPECT_FALSE(
+      products.Factor(kProductName, "a100-sxm4-80gb", DType::kBFloat16, shape));
   EXPECT_FALSE(MeasuredProducts(nullptr, {&device, 1})
-                   .Factor(device.name, DType::kBFloat16, shape));
+                   .Factor(kProductName, device.name, DType::kBFloat16, shape));
+}
+
+// Rows of a kernel, timed amid load, are for that kernel alone; a fused one is
+// another. Between its rows they come before a line through time over
+// operations: half as many columns of a product that takes twice the model's
+// time.
+TEST(MeasuredProducts, OfAKernelAreItsOwn) {
+  const DeviceType& device = DeviceTypeNamed("h100-sxm5-80gb");
+  const MatmulShape shape = {.m = 4096, .n = 2048, .k = 1024};
+  ProfileKey key;
+  key.name = "linear+gelu";
+  key.device = device.name;
+  key.dtype = DType::kBFloat16;
+  key.rule = "bsi,oi->bso";
+  key.extents = {1, 4096, 1024, 2048};
+  ProfileDb profile;
+  profile.rows[key] = {2 * MatmulSeconds(device, shape, {}), 0, 1};
+  const MeasuredProducts products(&profile, {&device, 1});
+  EXPECT_NEAR(
+      products.Factor("linear+gelu", device.name, DType::kBFloat16, shape)
+          .value(),
+      2, 1e-3);
+  for (const std::string_view other :
+       {std::string_view("linear"), kProductName}) {
+    EXPECT_FALSE(products.Factor(other, device.name, DType::kBFloat16, shape));
+  }
+  CostQuery query;
+  query.key = key;
+  query.key.extents.back() = 1024;
+  query.device = &device;
+  query.op_class = OpClass::kMatmul;
+  query.matmul = MatmulShape{.m = 4096, .n = 1024, .k = 1024};
+  query.matmul_factor = products.Factor("linear+gelu", device.name,
+                                        DType::kBFloat16, *query.matmul);
+  query.factor_of_kernel = true;
+  const Cost cost = PriceOf(query, &profile);
+  EXPECT_EQ(cost.source, CostSource::kInterpolated);
+  EXPECT_DOUBLE_EQ(cost.seconds, *query.matmul_factor *
+                                     MatmulSeconds(device, *query.matmul, {}));
 }
 
 // Of a kernel without rows of its own; those come first.
@@ -139,7 +180,8 @@ TEST(PublishedProfiles, PredictProductsThatTheyDoNotHave) {
         continue;
       }
       const double seconds = MatmulSeconds(device, shape, kIdle);
-      const auto factor = products.Factor(device.name, DType::kBFloat16, shape);
+      const auto factor =
+          products.Factor(kProductName, device.name, DType::kBFloat16, shape);
       if (!factor) continue;
       Errors& errors = by_device[name];
       errors.model += std::abs(seconds * 1e6 / us - 1);
