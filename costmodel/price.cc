@@ -248,12 +248,14 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
     attributes.push_back(fusion.traffic);
     attributes.push_back(fusion.operand_rounded);
     attributes.push_back(fusion.of_head);
-    const FusedNode& fused = fused_[signature_.size()];
-    attributes.push_back(fused.elsewhere);
-    attributes.push_back(
-        fused.kernel() != nullptr
-            ? static_cast<double>(fused.kernel() - FusedKernels().data())
-            : -1);
+    if (!fused_.empty()) {
+      const FusedNode& fused = fused_[signature_.size()];
+      attributes.push_back(fused.elsewhere);
+      attributes.push_back(
+          fused.kernel() != nullptr
+              ? static_cast<double>(fused.kernel() - FusedKernels().data())
+              : -1);
+    }
     const auto [it, is_new] = signatures.try_emplace(
         {std::string(n.op->name) + " " + n.rule.ToString(), attributes},
         static_cast<int>(signatures.size()));
@@ -972,7 +974,9 @@ bool Pricer::HasFused(std::string_view kernel) const {
 
 // What is computed again is not fused: of its neighbours some are kept.
 const FusedNode* Pricer::FusedAt(const Task& task) const {
-  if (task.kind != TaskKind::kCompute || !task.node.valid()) return nullptr;
+  if (fused_.empty() || task.kind != TaskKind::kCompute || !task.node.valid()) {
+    return nullptr;
+  }
   const Node& node = graph_.node(task.node);
   const bool own = task.kernel == node.op->name && task.pass == node.pass;
   return own ? &fused_[task.node.index()] : nullptr;

@@ -92,8 +92,8 @@ struct IntKeyHash {
 
 class Pricer {
  public:
-  // Of the FusedKernels, those that the profile has rows of for a device of the
-  // cluster are taken to be there, or with `all_fused` all.
+  // Of the FusedKernels, those that the profile has rows of for every device of
+  // the cluster are taken to be there, or with `all_fused` all.
   // `profile` may be null. All three outlive this, unchanged.
   Pricer(const Graph& graph, const Cluster& cluster, const ProfileDb* profile,
          bool all_fused = false);
@@ -194,7 +194,7 @@ class Pricer {
   std::vector<int> signature_;     // by node: operator and rule
   std::vector<Fusion> fusion_;     // by node
   const bool all_fused_;
-  std::vector<FusedNode> fused_;  // by node
+  std::vector<FusedNode> fused_;  // by node; empty: none is fused
   bool casts_fused_ = false;      // with updates
   Routing routing_;
   std::vector<bool> exchanged_slots_;  // by tensor

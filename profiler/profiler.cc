@@ -260,6 +260,7 @@ class Load {
       TESSERA_TRY(const Duration once, queue.Between(0, 1));
       seconds = once.seconds();
     }
+    // A choice: as a few layers' products take.
     constexpr double kLoadSeconds = 5e-3;
     load->runs_ = static_cast<int>(
         std::clamp(kLoadSeconds / std::max(seconds, 1e-6), 1.0, 100.0));
@@ -645,10 +646,6 @@ void AddExchange(ProfileKey key, double seconds, ProfileCases& cases) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 // That of task `first` with the nodes that its kernel does, too; nothing where
 // the plan has no task for one of them.
 std::optional<KernelCase> FusedCase(const TaskGraph& tasks, size_t first,
@@ -682,7 +679,8 @@ void AddCases(const Graph& graph, const Cluster& cluster,
   for (const Plan& plan : plans) {
     const TaskGraph tasks = Lower(graph, cluster, plan, options);
     const std::vector<ProfileKey> keys = ProfileKeysOf(pricer, tasks);
-    const std::vector<ProfileKey> fused_keys = ProfileKeysOf(fusing, tasks);
+    const std::vector<ProfileKey> fused_keys =
+        fused ? ProfileKeysOf(fusing, tasks) : keys;
     const std::vector<TaskCost> costs = PriceTasks(pricer, tasks);
     for (size_t t = 0; t < keys.size(); ++t) {
       const Task& task = tasks.tasks[t];

@@ -4,20 +4,20 @@
 //
 //   measured      the profile has exactly this kernel (or collective) at
 //                 exactly this size;
-//   interpolated  the profile has the same at other sizes. Kernels: straight
-//                 lines through log(time) over log(work) of the nearest rows,
-//                 work being operations for matrix products and attention, and
-//                 bytes for the rest; rows of the same rule if there are any,
-//                 else all of the kernel; rows whose work differs by less than
-//                 10 % are one, their mean; only for work in [min/4, 4*max] of
-//                 what was measured, growing at most in proportion there.
-//                 Matrix products of a GPU whose multiprocessors are known: the
-//                 analytical time, times what the kernel's rows of like shape
-//                 say (measured_products.h), or without any, products of other
-//                 kernels. Of
-//                 an operator of the user's own the rows that differ from the
-//                 task in one extent, if there are any, and however far they
-//                 reach, since nothing else is known of it.
+//   interpolated  the profile has the same at other sizes. Matrix products of a
+//                 GPU whose multiprocessors are known: the analytical time,
+//                 times what the kernel's rows of like shape say
+//                 (measured_products.h), or, where the profile has none of the
+//                 kernel, those of any. Other kernels: straight lines through
+//                 log(time) over log(work) of the nearest rows, work being
+//                 operations for matrix products and attention, and bytes for
+//                 the rest; rows of the same rule if there are any, else all of
+//                 the kernel; rows whose work differs by less than 10 % are
+//                 one, their mean; only for work in [min/4, 4*max] of what was
+//                 measured, growing at most in proportion there. Of an operator
+//                 of the user's own the rows that differ from the task in one
+//                 extent, if there are any, and however far they reach, since
+//                 nothing else is known of it.
 //                 Collectives: straight lines through time over bytes, of the
 //                 same ranks and hosts; above the largest, by the last slope;
 //                 below the smallest, its time;

@@ -27,7 +27,7 @@ class NodeFuser {
     if (!std::ranges::any_of(FusedKernels(), [&](const FusedKernel& kernel) {
           return has_(kernel.name);
         })) {
-      return std::move(fused_);
+      return {};
     }
     for (size_t i = 0; i < graph_.nodes.size(); ++i) AddIntoOneSum(i);
     for (size_t i = 0; i < graph_.nodes.size(); ++i) Fuse(i);

@@ -28,7 +28,8 @@ struct FusedNode {
   }
 };
 
-// By node of a differentiated graph. `has` says which kernels there are.
+// By node of a differentiated graph. `has` says which kernels there are; empty
+// where there is none.
 std::vector<FusedNode> FuseNodes(
     const Graph& graph, const std::function<bool(std::string_view)>& has);
 

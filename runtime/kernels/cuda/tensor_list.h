@@ -14,7 +14,8 @@
 
 namespace tessera {
 
-// Longer lists are several launches.
+// Longer lists are several launches. So many of the largest item, that of AdamW
+// with a copy, leave kOtherArgumentBytes.
 inline constexpr size_t kMostListed = 36;
 // Kernels have 4 KiB of arguments on every device (CUDA C++ Programming Guide
 // 13.0, "__global__ Function Parameters"), of which this is left to others.

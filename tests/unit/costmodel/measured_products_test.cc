@@ -148,6 +148,59 @@ TEST(PublishedProfiles, SayWhoMeasuredAndAreOfOneKnownDevice) {
   }
 }
 
+// Each product of Tessera's own kernels on an H200, predicted from the others:
+// nearer than by a line over operations.
+TEST(OwnProfile, PredictsProductsThatItDoesNotHave) {
+  const ProfileDb profile =
+      ReadProfile(ExamplePath("../profiler/profiles/tessera/h200.txtpb"))
+          .value();
+  const DeviceType& device = DeviceTypeNamed("h200-sxm5-141gb");
+  struct Errors {
+    double by_operations = 0;
+    double by_shape = 0;
+    int products = 0;
+  };
+  std::map<std::string, Errors> by_kernel;
+  for (const auto& [key, row] : profile.rows) {
+    const OpDef* const op = OperatorOf(key.name);
+    if (op == nullptr || op->op_class != OpClass::kMatmul) continue;
+    ProfileDb others = profile;
+    others.rows.erase(key);
+    const IndexRule rule = IndexRule::Parse(key.rule).value();
+    const std::vector<DType> operands(rule.operands.size(), key.dtype);
+    const std::vector<DType> results(
+        rule.results.size(),
+        op->name.ends_with("_dw") ? DType::kFloat32 : key.dtype);
+    CostQuery query;
+    query.key = key;
+    query.device = &device;
+    query.op_class = OpClass::kMatmul;
+    query.matmul = MatmulShapeOf({.rule = &rule,
+                                  .extents = key.extents,
+                                  .operand_dtypes = operands,
+                                  .result_dtypes = results,
+                                  .attributes = {}});
+    Errors& errors = by_kernel[key.name];
+    const auto error = [&] {
+      return std::abs(PriceOf(query, &others).seconds / row.median_s - 1);
+    };
+    errors.by_operations += error();
+    query.matmul_factor =
+        MeasuredProducts(&others, {&device, 1})
+            .Factor(key.name, device.name, key.dtype, *query.matmul);
+    query.factor_of_kernel = true;
+    errors.by_shape += error();
+    ++errors.products;
+  }
+  EXPECT_EQ(by_kernel.size(), 5U);
+  for (const auto& [kernel, errors] : by_kernel) {
+    const double mean = errors.by_shape / errors.products;
+    RecordProperty(kernel, std::to_string(mean));
+    EXPECT_LT(mean, errors.by_operations / errors.products) << kernel;
+    EXPECT_LT(mean, kernel == "linear_dx+gelu_dx" ? 0.12 : 0.05) << kernel;
+  }
+}
+
 // Published products that the profiles do not have (another sample of the same
 // tables) come out nearer than by the model alone.
 TEST(PublishedProfiles, PredictProductsThatTheyDoNotHave) {
