@@ -442,6 +442,7 @@ Json StatisticsJson(const SearchResult& result) {
                                       {"attempts", swap.attempts},
                                       {"accepted", swap.accepted}});
                                })},
+       {"restarts", result.restarts},
        {"chains", Json::ArrayOf(result.chains,
                                 [](const ChainStatistics& chain) {
                                   return Json::Object(

@@ -2,25 +2,16 @@
 
 #include <algorithm>
 #include <barrier>
-#include <chrono>
 #include <cmath>
 #include <optional>
 #include <utility>
 
 #include "planner/base/threads.h"
-#include "planner/search/action_orders.h"
-#include "planner/search/constraints.h"
-#include "planner/search/fit.h"
-#include "planner/search/sweep.h"
-#include "planner/search/textbook.h"
+#include "planner/search/starts.h"
 #include "planner/search/tidy.h"
-#include "planner/search/unlike_stages.h"
 
 namespace tessera {
 namespace {
-
-// Random moves that lead from a uniform plan to a random one.
-constexpr int kRandomMoves = 64;
 
 // Bytes that an infeasible plan lacks; at least one, since the violation may
 // be of another kind.
@@ -28,250 +19,15 @@ double OverflowOf(const Evaluation& evaluation) {
   return static_cast<double>(std::max<int64_t>(1, evaluation.overflow.value));
 }
 
-class Clock {
- public:
-  double Seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() -
-                                         start_)
-        .count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ =
-      std::chrono::steady_clock::now();
-};
-
-// Where a chain may start: a plan, or the strategy that gives it.
-struct StartOption {
-  Score score;
-  Strategy strategy;
-  std::optional<Plan> plan;
-};
-
-struct Starts {
-  std::vector<Plan> given;   // the caller's
-  std::vector<Plan> ranked;  // uniform plans and the caller's, best first
-  // The best uniform plan with a pipeline where ranked[0] has none, or without.
-  std::optional<Plan> other;
-  std::optional<Plan> unlike;  // the best of unlike stages
-  std::vector<Plan> baselines;
-};
-
-bool AnyOffloads(const Starts& starts) {
-  return std::ranges::any_of(starts.given, Offloads) ||
-         std::ranges::any_of(starts.ranked, Offloads);
-}
-
-// Moves(), those with weight 0 that lack what they need.
-std::vector<Move> MovesFrom(const SearchSpace& space, const Starts& starts) {
-  std::vector<Move> moves(Moves().begin(), Moves().end());
-  const bool offloads = AnyOffloads(starts);
-  for (Move& move : moves) {
-    if ((move.needs == MoveNeeds::kOffloads && !offloads) ||
-        (move.needs == MoveNeeds::kUnlikeDevices && !space.unlike_speeds)) {
-      move.weight = 0;
-    }
-  }
-  return moves;
-}
-
-// Most chains change equal layers of a stage together: layers that drift apart
-// are all to be priced, and few draws apply to them. The coldest chain of every
-// second ladder looks at each by itself. All do where state leaves the devices:
-// how many layers' stays is to be found, and plans are simulated whole.
-bool IsFolded(const Starts& starts, int chain) {
-  return chain % (2 * kRungs) != kRungs && !AnyOffloads(starts);
-}
-
-// `plan` after random moves, each taken as it comes.
-Plan Randomized(const SearchSpace& space, std::span<const Move> moves,
-                Plan plan, bool folded, Rng& rng) {
-  Draft draft(space, std::move(plan));
-  draft.Fold(folded);
-  for (int i = 0; i < kRandomMoves; ++i) {
-    if (DrawMove(moves, rng).Propose(draft, rng)) draft.Keep();
-  }
-  return draft.plan();
-}
-
-// The parts of a time limit after which baselines, bounds of uniform
-// strategies, starting plans, those that are fitted, and walks end; the rest is
-// for Tidy.
-constexpr double kBaselinesEnd = 0.1;
-constexpr double kBoundsEnd = 0.3;
-constexpr double kStartEnd = 0.4;
-constexpr double kFittedEnd = 0.6;
+// The part of a time limit after which walks end; the rest is for Tidy.
 constexpr double kWalkEnd = 0.9;
-
-// Strategies that lack memory and are fitted by recomputation.
-constexpr size_t kMostFitted = 32;
-// Of the best plans, how many get orders of actions of their own.
-constexpr size_t kMostOrdered = 4;
 
 // The part of a time limit without an improvement after which a walk ends.
 constexpr double kPatience = 0.5;
 
-// The objective where constraints leave nothing of the other plans.
-class AllowedObjective : public Objective {
- public:
-  AllowedObjective(const SearchSpace& space, const Objective& objective)
-      : space_(space), objective_(objective) {}
-  Evaluation Evaluate(const Plan& plan) const override {
-    return objective_.Evaluate(plan);
-  }
-  std::optional<Score> EvaluateUniform(
-      const GraphIndex& index, const Cluster& cluster,
-      const Strategy& strategy) const override {
-    if (!space_.constraints.empty()) {
-      const auto plan = PlanFromStrategy(index, cluster, strategy);
-      if (!plan || !Allowed(space_, *plan)) return std::nullopt;
-    }
-    return objective_.EvaluateUniform(index, cluster, strategy);
-  }
-  Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
-                     const Strategy& strategy, Bound bound) const override {
-    return objective_.BoundUniform(index, cluster, strategy, bound);
-  }
-
- private:
-  const SearchSpace& space_;
-  const Objective& objective_;
-};
-
-// Steps towards the constraints from a plan that breaks some.
-constexpr int kRepairSteps = 20'000;
-
-// A plan that the constraints allow, by random moves from `plan` of which none
-// breaks more of them; nothing where none is found.
-std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
-                             const std::function<bool()>& stop) {
-  SearchSpace free = space;
-  free.constraints = {};
-  const auto violations = [&](const Plan& of) {
-    return space.constraints.Violations(space.index, *space.cluster, of);
-  };
-  const std::vector<Move> moves = MovesFrom(space, {});
-  Draft draft(free, std::move(plan));
-  int broken = violations(draft.plan());
-  for (int i = 0; i < kRepairSteps && broken > 0 && !stop(); ++i) {
-    if (!DrawMove(moves, rng).Propose(draft, rng)) continue;
-    const int then = violations(draft.plan());
-    if (then > broken) {
-      draft.Undo();
-      continue;
-    }
-    broken = then;
-    draft.Keep();
-  }
-  if (broken > 0) return std::nullopt;
-  return draft.plan();
-}
-
-// Uniform plans that give operators what is fixed.
-constexpr size_t kMostGiving = 100;
-
-// `plan` with the operators of each fixed key placed as in a uniform plan on
-// the same devices that has the key; nothing where the constraints do not allow
-// that.
-std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
-                              std::span<const Plan> uniform) {
-  const auto violations = [&](const Plan& of) {
-    return space.constraints.Violations(space.index, *space.cluster, of);
-  };
-  int broken = violations(plan);
-  for (const auto& nodes : space.constraints.FixedNodes()) {
-    // The key is of how they are split, or of whether their layer runs again.
-    for (const bool again : {false, true}) {
-      for (const Plan& giver : uniform) {
-        if (broken == 0) break;
-        if (!std::ranges::equal(plan.groups, giver.groups, SameMesh)) continue;
-        Plan spliced = plan;
-        for (NodeId node : nodes) {
-          OpPlacement& op = spliced.ops[node.index()];
-          if (!again) {
-            const bool recompute = op.recompute;
-            op = giver.ops[node.index()];
-            op.recompute = recompute;
-            continue;
-          }
-          const int block = space.index.graph->node(node).block;
-          for (NodeId of_layer :
-               space.index.nodes_of_block[static_cast<size_t>(block)]) {
-            spliced.ops[of_layer.index()].recompute =
-                giver.ops[of_layer.index()].recompute;
-          }
-        }
-        if (!MakeCanonical(space, spliced)) continue;
-        const int then = violations(spliced);
-        if (then >= broken) continue;
-        broken = then;
-        plan = std::move(spliced);
-      }
-    }
-  }
-  if (broken > 0) return std::nullopt;
-  return plan;
-}
-
-// The best `count` different plans of both lists. Unless `all` that could be
-// swept is there, it ends with the last of them: behind it others may be better
-// than what was given.
-std::vector<Plan> Ranked(const SearchSpace& space, std::vector<Candidate> swept,
-                         const std::vector<StartOption>& given, size_t count,
-                         bool all) {
-  size_t left = swept.size();
-  std::vector<StartOption> options;
-  for (Candidate& candidate : swept) {
-    options.push_back({candidate.score, std::move(candidate.strategy), {}});
-  }
-  options.insert(options.end(), given.begin(), given.end());
-  std::stable_sort(options.begin(), options.end(),
-                   [](const StartOption& a, const StartOption& b) {
-                     return Better(a.score, b.score);
-                   });
-  std::vector<Plan> ranked;
-  for (StartOption& option : options) {
-    if (ranked.size() == count || (left == 0 && !all)) break;
-    if (!option.plan.has_value()) {
-      --left;
-      option.plan =
-          PlanFromStrategy(space.index, *space.cluster, option.strategy)
-              .value();
-    }
-    const bool known = std::ranges::any_of(ranked, [&](const Plan& plan) {
-      return SameUpToNames(plan, *option.plan);
-    });
-    if (!known) ranked.push_back(*std::move(option.plan));
-  }
-  return ranked;
-}
-
-// The first chains start from the caller's plans. Of the others every second
-// does from the best uniform plans in turn; the rest from the last baseline,
-// the other plan, that of unlike stages, a random one and the other baselines,
-// since walks that are cold find no way from pipelines to plans without, or
-// back.
-Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
-             const Starts& starts, int chain, uint64_t seed) {
-  if (chain < std::ssize(starts.given)) {
-    return starts.given[static_cast<size_t>(chain)];
-  }
-  const auto turn = static_cast<size_t>(chain) - starts.given.size();
-  if (turn % 2 == 0) return starts.ranked[turn / 2 % starts.ranked.size()];
-  std::vector<const Plan*> rest;
-  for (const Plan& plan : starts.baselines) rest.insert(rest.begin(), &plan);
-  const auto second = rest.begin() + (rest.empty() ? 0 : 1);
-  rest.insert(second, nullptr);  // the random one
-  for (const std::optional<Plan>* plan : {&starts.other, &starts.unlike}) {
-    if (*plan) rest.insert(std::ranges::find(rest, nullptr), &**plan);
-  }
-  const Plan* const plan = rest[turn / 2 % rest.size()];
-  if (plan != nullptr) return *plan;
-  // A stream of its own, apart from the chain's.
-  Rng rng(seed, (uint64_t{1} << 32) + static_cast<uint64_t>(chain));
-  return Randomized(space, moves, starts.ranked[0], IsFolded(starts, chain),
-                    rng);
-}
+// Rounds without an improvement after which a ladder starts anew: a round for
+// each operator, at least these, and twice as many as led to the best.
+constexpr int64_t kLeastRounds = 8;
 
 }  // namespace
 
@@ -348,15 +104,28 @@ bool Chain::Step() {
   ++statistics_.accepted;
   ++of_move.accepted;
   if (becomes_feasible) SetUnit();
-  if (Better(evaluation_, statistics_.best)) {
-    if (bests_.size() == kMostBests) bests_.erase(bests_.begin());
-    bests_.push_back({draft_.plan(), evaluation_});
-    statistics_.best = evaluation_;
-    if (evaluation_.feasible()) {
-      trace_.push_back({0, statistics_.proposals, evaluation_.step_time});
-    }
-  }
+  SeeBest();
   return true;
+}
+
+void Chain::SeeBest() {
+  if (!Better(evaluation_, statistics_.best)) return;
+  if (bests_.size() == kMostBests) bests_.erase(bests_.begin());
+  bests_.push_back({draft_.plan(), evaluation_});
+  statistics_.best = evaluation_;
+  if (evaluation_.feasible()) {
+    trace_.push_back({0, statistics_.proposals, evaluation_.step_time});
+  }
+}
+
+void Chain::Restart(Plan start) {
+  draft_ = Draft(draft_.space(), std::move(start));
+  draft_.Fold(folded_);
+  basis_ = nullptr;
+  evaluation_ =
+      objective_.EvaluateChange(draft_.plan(), {true, {}, {}}, basis_);
+  SetUnit();
+  SeeBest();
 }
 
 bool Chain::Exchange(Chain& a, Chain& b, Rng& rng) {
@@ -389,19 +158,21 @@ class Walk {
  public:
   Walk(const SearchSpace& space, const Objective& objective,
        const SearchOptions& options, const Starts& starts, const Score& best,
-       std::function<bool()> stop, const Clock& clock)
-      : options_(options),
-        moves_(MovesFrom(space, starts)),
-        stop_(std::move(stop)),
+       const SearchClock& clock)
+      : space_(space),
+        options_(options),
+        starts_(starts),
         clock_(clock),
+        moves_(MovesFrom(space, starts)),
+        least_rounds_(std::max<int64_t>(kLeastRounds,
+                                        std::ssize(space.index.graph->nodes))),
+        ladders_(static_cast<size_t>((options.chains + kRungs - 1) / kRungs)),
         rng_(options.seed, uint64_t{1} << 33),
         best_(best),
         improved_(clock.Seconds()) {
     for (int c = 0; c < options.chains; ++c) {
       // Who is late starts where prices are known.
-      const bool late =
-          stop_() || (options.time_limit > 0 &&
-                      clock.Seconds() >= kStartEnd * options.time_limit);
+      const bool late = clock.StoppedOrPast(kStartEnd);
       chains_.emplace_back(
           space, objective, moves_,
           late ? starts.ranked[0]
@@ -418,7 +189,7 @@ class Walk {
     }
   }
 
-  // Until the proposals are done, `stop` says so, or nothing improves.
+  // Until the proposals are done, the clock says so, or nothing improves.
   void Run(int threads) {
     threads = std::min(threads, options_.chains);
     std::barrier round_end(threads, [this]() noexcept { EndRound(); });
@@ -435,14 +206,34 @@ class Walk {
   const std::vector<Chain>& chains() const { return chains_; }
   const std::vector<SwapStatistics>& swaps() const { return swaps_; }
   bool stalled() const { return stalled_; }
+  int64_t restarts() const { return restarts_; }  // of ladders
 
  private:
+  // Chains c with c / kRungs = its place.
+  struct Ladder {
+    int64_t rounds = 0;    // since it started, or started anew
+    int64_t improved = 0;  // the last of them with a better plan than before
+    Score best;
+    bool restart = false;  // with the next round
+  };
+
+  bool Ended() const { return clock_.StoppedOrPast(kWalkEnd); }
+
   void WalkRound(size_t c) {
+    if (ladders_[c / kRungs].restart) {
+      // A stream of its own for each.
+      Rng rng(options_.seed,
+              (uint64_t{1} << 35) +
+                  static_cast<uint64_t>(restarts_) * chains_.size() + c);
+      chains_[c].Restart(RandomStart(space_, moves_, starts_,
+                                     IsFolded(starts_, static_cast<int>(c)),
+                                     rng));
+    }
     int64_t steps = kRound;
     if (options_.proposals > 0) {
       steps = std::min(steps, quota_[c] - chains_[c].statistics().proposals);
     }
-    for (int64_t step = 0; step < steps && !stop_(); ++step) chains_[c].Step();
+    for (int64_t step = 0; step < steps && !Ended(); ++step) chains_[c].Step();
   }
 
   // Alone, between two rounds.
@@ -463,7 +254,7 @@ class Walk {
     const double now = clock_.Seconds();
     stalled_ = options_.time_limit > 0 &&
                now - improved_ > kPatience * options_.time_limit;
-    done_ = all_done || stop_() || stalled_;
+    done_ = all_done || Ended() || stalled_;
     if (options_.progress && now - reported_ > 0.1) {
       reported_ = now;
       options_.progress({proposals, now, best_.feasible, best_.step_time});
@@ -474,6 +265,7 @@ class Walk {
       options_.keep(std::exchange(to_keep_, nullptr)->best());
     }
     if (done_) return;
+    FindRestarts();
     // Pairs (0, 1), (2, 3), … in even rounds, (1, 2), … in odd ones.
     for (size_t c = 0; c + 1 < chains_.size(); ++c) {
       const size_t rung = c % kRungs;
@@ -486,11 +278,35 @@ class Walk {
     ++rounds_;
   }
 
+  // A ladder that has found nothing better for long starts anew from random
+  // plans: where one way down has ended, another one may lead further.
+  void FindRestarts() {
+    for (size_t l = 0; l < ladders_.size(); ++l) {
+      Ladder& ladder = ladders_[l];
+      if (ladder.restart) ladder = {};
+      ++ladder.rounds;
+      const size_t end = std::min(chains_.size(), (l + 1) * kRungs);
+      for (size_t c = l * kRungs; c < end; ++c) {
+        const Score score = ScoreOf(chains_[c].evaluation());
+        if (ladder.rounds > 1 && !Better(score, ladder.best)) continue;
+        ladder.best = score;
+        ladder.improved = ladder.rounds;
+      }
+      ladder.restart = ladder.rounds - ladder.improved >=
+                       std::max(least_rounds_, 2 * ladder.improved);
+      restarts_ += ladder.restart ? 1 : 0;
+    }
+  }
+
+  const SearchSpace& space_;
   const SearchOptions& options_;
+  const Starts& starts_;
+  const SearchClock& clock_;
   const std::vector<Move> moves_;
-  const std::function<bool()> stop_;
-  const Clock& clock_;
+  const int64_t least_rounds_;
   std::vector<Chain> chains_;
+  std::vector<Ladder> ladders_;
+  int64_t restarts_ = 0;
   std::vector<int64_t> quota_;
   std::vector<SwapStatistics> swaps_;
   Rng rng_;  // of the exchanges
@@ -523,38 +339,6 @@ std::vector<FoundPlan> BestOf(std::vector<FoundPlan> all, size_t count) {
   return best;
 }
 
-// All ranks do all the work, and none exchanges anything, with each number of
-// microbatches: no strategy says so, and each move towards it from a strategy
-// costs time.
-std::vector<Plan> Repeated(const SearchSpace& space) {
-  std::vector<Plan> repeated;
-  auto plan = PlanFromStrategy(space.index, *space.cluster, Strategy());
-  if (!plan) return repeated;
-  for (OpPlacement& op : plan->ops) op.axes = {};
-  const int64_t batch = space.index.graph->global_batch;
-  for (int64_t m = 1; m <= std::min<int64_t>(batch, kMostMicrobatches); ++m) {
-    if (batch % m != 0) continue;
-    plan->microbatches = static_cast<int>(m);
-    Plan canonical = *plan;
-    if (MakeCanonical(space, canonical) && Allowed(space, canonical)) {
-      repeated.push_back(std::move(canonical));
-    }
-  }
-  return repeated;
-}
-
-// Where no plan is there to start from.
-Error NothingValid(const SearchSpace& space) {
-  const auto why = PlanFromStrategy(space.index, *space.cluster, Strategy());
-  const std::string what = space.constraints.empty()
-                               ? "no valid plan was found"
-                               : "no plan was found that the constraints allow";
-  return InvalidInput(
-      what + (why ? std::string()
-                  : "; data parallelism: " + why.error().ToString()),
-      "search");
-}
-
 }  // namespace
 
 Result<SearchResult> Search(const SearchSpace& space,
@@ -564,165 +348,26 @@ Result<SearchResult> Search(const SearchSpace& space,
                 options.stop != nullptr)
       << "a search without an end";
   TESSERA_CHECK(options.chains >= 1 && options.temperature > 0);
-  const Clock clock;
-  const int threads = ThreadCount(options.threads);
-  const auto stopped = [&] {
-    return options.stop != nullptr && options.stop->load();
-  };
-  const auto out_of_time = [&](double share) {
-    return options.time_limit > 0 &&
-           clock.Seconds() >= share * options.time_limit;
-  };
-
+  const SearchClock clock(options.time_limit, options.stop);
+  auto found_starts = FindStarts(space, objective, options, clock);
+  if (!found_starts) return found_starts.error();
+  Starts& starts = *found_starts;
   SearchResult result;
-  result.baselines = Baselines(space, objective, threads, [&] {
-    return stopped() || out_of_time(kBaselinesEnd);
-  });
-  std::vector<StartOption> given;  // the baselines and the caller's
-  Starts starts;
-  const std::vector<Strategy> strategies = UniformStrategies(space);
-  const bool fixes = !space.constraints.FixedNodes().empty();
-  std::vector<Plan> giving;
-  for (const Strategy& strategy : strategies) {
-    if (!fixes || giving.size() == kMostGiving) break;
-    auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
-    if (plan) giving.push_back(*std::move(plan));
-  }
-  for (const Baseline& baseline : result.baselines) {
-    if (!Allowed(space, baseline.plan)) {
-      auto plan = WithFixed(space, baseline.plan, giving);
-      if (!plan) continue;
-      const Score score = ScoreOf(objective.Evaluate(*plan));
-      given.push_back({score, {}, *std::move(plan)});
-      continue;
-    }
-    given.push_back(
-        {ScoreOf(baseline.evaluation), baseline.strategy, baseline.plan});
-    starts.baselines.push_back(baseline.plan);
-  }
-  for (Plan plan : options.starts) {
-    if (!MakeCanonical(space, plan) || !Allowed(space, plan)) continue;
-    const Score score = ScoreOf(objective.Evaluate(plan));
-    // Half of the chains are left for the others.
-    if (std::ssize(starts.given) < (options.chains + 1) / 2) {
-      starts.given.push_back(plan);
-    }
-    given.push_back({score, {}, std::move(plan)});
-  }
-  for (Plan& plan : Repeated(space)) {
-    if (out_of_time(kBaselinesEnd)) break;
-    const Score score = ScoreOf(objective.Evaluate(plan));
-    given.push_back({score, {}, std::move(plan)});
-  }
-  const AllowedObjective allowed(space, objective);
-  const auto start_over = [&] { return stopped() || out_of_time(kStartEnd); };
-  const auto sweep = [&](const std::vector<Strategy>& of, size_t count) {
-    return Sweep(space, allowed, of, count, threads, start_over,
-                 [&] { return out_of_time(kBoundsEnd); });
-  };
-  const auto chains_wanted = static_cast<size_t>(options.chains);
-  std::vector<Strategy> uniform;  // the best, in order
-  // Several strategies may give one plan: then more of them are needed.
-  for (size_t count = chains_wanted;; count *= 2) {
-    SweepResult swept = sweep(strategies, count);
-    result.uniform_strategies = swept.bounded;
-    const bool all = swept.best.size() < count || start_over();
-    if (!swept.best.empty() && !result.uniform) {
-      Plan plan =
-          PlanFromStrategy(space.index, *space.cluster, swept.best[0].strategy)
-              .value();
-      Evaluation evaluation = objective.Evaluate(plan);
-      result.uniform = FoundPlan{std::move(plan), std::move(evaluation)};
-    }
-    uniform.clear();
-    for (const Candidate& c : swept.best) uniform.push_back(c.strategy);
-    std::vector<Plan> ranked =
-        Ranked(space, std::move(swept.best), given, chains_wanted, all);
-    if (ranked.size() > starts.ranked.size()) starts.ranked = std::move(ranked);
-    if (all || starts.ranked.size() == chains_wanted) break;
-  }
-  // What would be faster and fits once some of it runs again.
-  if (!starts.ranked.empty()) {
-    const Score best = ScoreOf(objective.Evaluate(starts.ranked[0]));
-    std::vector<FoundPlan> fitted =
-        FittedPlans(space, objective, uniform, strategies, kMostFitted, best,
-                    [&] { return stopped() || out_of_time(kFittedEnd); });
-    for (size_t i = fitted.size(); i-- > 0;) {
-      starts.ranked.insert(starts.ranked.begin(), std::move(fitted[i].plan));
-    }
-    starts.ranked.resize(std::min(starts.ranked.size(), chains_wanted));
-  }
-  if (!starts.ranked.empty()) {
-    const bool pipelined = starts.ranked[0].groups.size() > 1;
-    std::vector<Strategy> others = strategies;
-    std::erase_if(others,
-                  [&](const Strategy& s) { return (s.pp > 1) == pipelined; });
-    const SweepResult swept = sweep(others, 1);
-    if (!swept.best.empty()) uniform.push_back(swept.best[0].strategy);
-    if (!swept.best.empty() && swept.best[0].score.feasible) {
-      starts.other =
-          PlanFromStrategy(space.index, *space.cluster, swept.best[0].strategy)
-              .value();
-    }
-  }
-  // Pipelines of stages that need not be alike.
-  {
-    const Score best = starts.ranked.empty()
-                           ? Score()
-                           : ScoreOf(objective.Evaluate(starts.ranked[0]));
-    std::vector<FoundPlan> unlike =
-        UnlikeStages(space, objective, uniform, strategies, best,
-                     [&] { return stopped() || out_of_time(kFittedEnd); });
-    if (!unlike.empty() && Better(ScoreOf(unlike[0].evaluation), best)) {
-      starts.ranked.insert(starts.ranked.begin(), std::move(unlike[0].plan));
-      starts.ranked.resize(std::min(starts.ranked.size(), chains_wanted));
-    } else if (!unlike.empty() && unlike[0].evaluation.feasible()) {
-      starts.unlike = std::move(unlike[0].plan);
-    }
-  }
-  // Pipelines whose stages take turns by an order made for them.
-  for (size_t r = 0; r < std::min(starts.ranked.size(), kMostOrdered); ++r) {
-    auto ordered = BetterOrders(space, objective, starts.ranked[r], start_over);
-    if (!ordered) continue;
-    const bool first = Better(ScoreOf(objective.Evaluate(*ordered)),
-                              ScoreOf(objective.Evaluate(starts.ranked[0])));
-    starts.ranked[r] = *std::move(ordered);
-    if (first) std::swap(starts.ranked[0], starts.ranked[r]);
-  }
-  // What the constraints leave may have nothing uniform.
-  for (size_t b = 0; starts.ranked.empty() && b < result.baselines.size();
-       ++b) {
-    Rng rng(options.seed, (uint64_t{1} << 34) + b);
-    auto repaired = Repaired(space, result.baselines[b].plan, rng, start_over);
-    if (repaired) starts.ranked.push_back(*std::move(repaired));
-  }
-  // Where nothing fits, what does once state leaves the devices.
-  if (starts.ranked.empty() ||
-      !objective.Evaluate(starts.ranked[0]).feasible()) {
-    for (const Approach& approach : Approaches()) {
-      if (!approach.offloads) continue;
-      const auto best = BestOf(approach, space, allowed, threads, start_over);
-      if (!best || !best->score.feasible) continue;
-      starts.ranked.insert(
-          starts.ranked.begin(),
-          PlanFromStrategy(space.index, *space.cluster, best->strategy)
-              .value());
-      break;
-    }
-  }
-  if (starts.ranked.empty()) return NothingValid(space);
+  result.baselines = std::move(starts.all_baselines);
+  result.uniform = std::move(starts.uniform);
+  result.uniform_strategies = starts.uniform_strategies;
   result.best = starts.ranked[0];
   result.evaluation = objective.Evaluate(result.best);
   if (options.keep && result.evaluation.feasible()) options.keep(result.best);
 
-  Walk walk(
-      space, objective, options, starts, ScoreOf(result.evaluation),
-      [&] { return stopped() || out_of_time(kWalkEnd); }, clock);
-  walk.Run(threads);
+  Walk walk(space, objective, options, starts, ScoreOf(result.evaluation),
+            clock);
+  walk.Run(ThreadCount(options.threads));
 
   std::vector<FoundPlan> found = {{result.best, result.evaluation}};
   result.stalled = walk.stalled();
   result.swaps = walk.swaps();
+  result.restarts = walk.restarts();
   result.moves.resize(Moves().size());
   for (size_t c = 0; c < walk.chains().size(); ++c) {
     const Chain& chain = walk.chains()[c];
@@ -747,14 +392,12 @@ Result<SearchResult> Search(const SearchSpace& space,
   }
   if (MakeCanonical(space, result.best)) {
     Tidy(
-        space, objective, [&] { return stopped() || out_of_time(1); },
-        result.best, result.evaluation);
+        space, objective, [&] { return clock.StoppedOrPast(1); }, result.best,
+        result.evaluation);
   }
   // Tidy makes plans no worse: its plan comes first among equals.
   found.insert(found.begin(), {result.best, result.evaluation});
-  for (const StartOption& option : given) {
-    found.push_back({*option.plan, objective.Evaluate(*option.plan)});
-  }
+  std::ranges::move(starts.priced, std::back_inserter(found));
   result.candidates = BestOf(std::move(found), options.candidates);
   for (FoundPlan& candidate : result.candidates) {
     NameAxes(space.index, candidate.plan);

@@ -15,6 +15,9 @@
 // takes no other, and exchanges with none. Until then c(x) is the overflow of
 // the fullest device, over that of the chain's start.
 //
+// A ladder that has found nothing better for long starts anew from random
+// plans; what it had found stays found.
+//
 // Within a round chains share nothing, and rounds end together, so the result
 // for a number of proposals does not depend on the number of threads.
 
@@ -125,6 +128,7 @@ struct SearchResult {
   std::vector<ChainStatistics> chains;
   std::vector<MoveStatistics> moves;  // of all chains, as Moves()
   std::vector<SwapStatistics> swaps;  // colder pairs first
+  int64_t restarts = 0;               // of ladders
   std::vector<TracePoint> trace;      // chain by chain
 };
 
@@ -142,6 +146,8 @@ class Chain {
 
   // One proposal; whether it was accepted.
   bool Step();
+  // Goes on from another plan. REQUIRES: `start` is canonical.
+  void Restart(Plan start);
   // One proposed exchange of plans; whether it was accepted.
   static bool Exchange(Chain& a, Chain& b, Rng& rng);
 
@@ -159,6 +165,8 @@ class Chain {
   // feasible was met.
   double Cost(const Evaluation& evaluation) const;
   void SetUnit();
+  // Remembers the current plan where it is the best so far.
+  void SeeBest();
   // Draws whether the chain goes to a candidate.
   bool Accepts(const Evaluation& evaluation, double log_ratio);
 

@@ -253,6 +253,55 @@ TEST(Mcmc, SamePlanForAnyNumberOfThreads) {
   }
 }
 
+// All plans cost the same.
+class FlatObjective : public Objective {
+ public:
+  Evaluation Evaluate(const Plan&) const override {
+    Evaluation evaluation;
+    evaluation.step_time = {1000};
+    return evaluation;
+  }
+};
+
+// Nothing is better than what a ladder starts from, so that each of the two
+// starts anew when the eight rounds after its first have passed: behind rounds
+// 9 and 18 of 20.
+TEST(Mcmc, LaddersThatFindNothingBetterStartAnew) {
+  const Graph graph = TwoLayerGraph(2, 2, 2);
+  const Cluster cluster = Ranks(2);
+  const SearchSpace space(graph, cluster);
+  SearchOptions options;
+  options.time_limit = 0;
+  options.proposals = 20 * options.chains * kRound;
+  for (int threads : {1, 2}) {
+    options.threads = threads;
+    const auto result = Search(space, FlatObjective(), options);
+    ASSERT_TRUE(result.has_value());
+    EXPECT_EQ(result->restarts, 4);
+    EXPECT_EQ(result->proposals, options.proposals);
+  }
+}
+
+TEST(Mcmc, AChainThatStartsAnewKeepsWhatItFound) {
+  const Graph graph = TwoLayerGraph(2, 2, 4);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  Chain chain(space, objective, Moves(), Uniform(space, "tp=2"), 0.01, Rng(5));
+  for (int i = 0; i < 2'000; ++i) chain.Step();
+  const Plan best = chain.best();
+  const Plan other = Uniform(space, "tp=2");
+  ASSERT_LT(chain.statistics().best.step_time,
+            objective.Evaluate(other).step_time);
+  chain.Restart(other);
+  EXPECT_EQ(chain.plan(), other);
+  EXPECT_EQ(chain.evaluation(), objective.Evaluate(other));
+  EXPECT_EQ(chain.best(), best);
+  for (int i = 0; i < 200; ++i) chain.Step();
+  EXPECT_EQ(chain.statistics().proposals, 2'200);
+  EXPECT_EQ(chain.evaluation(), objective.Evaluate(chain.plan()));
+}
+
 TEST(Mcmc, NeverWorseThanTheBaselinesAndValid) {
   const Graph graph = MlpGraph(3, 8, 4, 8, 16, 32);
   const Cluster cluster = Ranks(8);

@@ -1,0 +1,476 @@
+#include "planner/search/starts.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "planner/base/threads.h"
+#include "planner/search/action_orders.h"
+#include "planner/search/constraints.h"
+#include "planner/search/fit.h"
+#include "planner/search/sweep.h"
+#include "planner/search/textbook.h"
+#include "planner/search/unlike_stages.h"
+
+namespace tessera {
+namespace {
+
+// Random moves that lead from a uniform plan to a random one.
+constexpr int kRandomMoves = 64;
+
+// The parts of a time limit after which baselines, bounds of uniform strategies
+// and plans that are fitted end.
+constexpr double kBaselinesEnd = 0.1;
+constexpr double kBoundsEnd = 0.3;
+constexpr double kFittedEnd = 0.6;
+
+// Strategies that lack memory and are fitted by recomputation.
+constexpr size_t kMostFitted = 32;
+// Of the best plans, how many get orders of actions of their own.
+constexpr size_t kMostOrdered = 4;
+
+bool AnyOffloads(const Starts& starts) {
+  return std::ranges::any_of(starts.given, Offloads) ||
+         std::ranges::any_of(starts.ranked, Offloads);
+}
+
+// `plan` after random moves, each taken as it comes.
+Plan Randomized(const SearchSpace& space, std::span<const Move> moves,
+                Plan plan, bool folded, Rng& rng) {
+  Draft draft(space, std::move(plan));
+  draft.Fold(folded);
+  for (int i = 0; i < kRandomMoves; ++i) {
+    if (DrawMove(moves, rng).Propose(draft, rng)) draft.Keep();
+  }
+  return draft.plan();
+}
+
+// The objective where constraints leave nothing of the other plans.
+class AllowedObjective : public Objective {
+ public:
+  AllowedObjective(const SearchSpace& space, const Objective& objective)
+      : space_(space), objective_(objective) {}
+  Evaluation Evaluate(const Plan& plan) const override {
+    return objective_.Evaluate(plan);
+  }
+  std::optional<Score> EvaluateUniform(
+      const GraphIndex& index, const Cluster& cluster,
+      const Strategy& strategy) const override {
+    if (!space_.constraints.empty()) {
+      const auto plan = PlanFromStrategy(index, cluster, strategy);
+      if (!plan || !Allowed(space_, *plan)) return std::nullopt;
+    }
+    return objective_.EvaluateUniform(index, cluster, strategy);
+  }
+  Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
+                     const Strategy& strategy, Bound bound) const override {
+    return objective_.BoundUniform(index, cluster, strategy, bound);
+  }
+
+ private:
+  const SearchSpace& space_;
+  const Objective& objective_;
+};
+
+// Steps towards the constraints from a plan that breaks some.
+constexpr int kRepairSteps = 20'000;
+
+// A plan that the constraints allow, by random moves from `plan` of which none
+// breaks more of them; nothing where none is found.
+std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
+                             const std::function<bool()>& stop) {
+  SearchSpace free = space;
+  free.constraints = {};
+  const auto violations = [&](const Plan& of) {
+    return space.constraints.Violations(space.index, *space.cluster, of);
+  };
+  const std::vector<Move> moves = MovesFrom(space, {});
+  Draft draft(free, std::move(plan));
+  int broken = violations(draft.plan());
+  for (int i = 0; i < kRepairSteps && broken > 0 && !stop(); ++i) {
+    if (!DrawMove(moves, rng).Propose(draft, rng)) continue;
+    const int then = violations(draft.plan());
+    if (then > broken) {
+      draft.Undo();
+      continue;
+    }
+    broken = then;
+    draft.Keep();
+  }
+  if (broken > 0) return std::nullopt;
+  return draft.plan();
+}
+
+// Uniform plans that give operators what is fixed.
+constexpr size_t kMostGiving = 100;
+
+// `plan` with the operators of each fixed key placed as in a uniform plan on
+// the same devices that has the key; nothing where the constraints do not allow
+// that.
+std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
+                              std::span<const Plan> uniform) {
+  const auto violations = [&](const Plan& of) {
+    return space.constraints.Violations(space.index, *space.cluster, of);
+  };
+  int broken = violations(plan);
+  for (const auto& nodes : space.constraints.FixedNodes()) {
+    // The key is of how they are split, or of whether their layer runs again.
+    for (const bool again : {false, true}) {
+      for (const Plan& giver : uniform) {
+        if (broken == 0) break;
+        if (!std::ranges::equal(plan.groups, giver.groups, SameMesh)) continue;
+        Plan spliced = plan;
+        for (NodeId node : nodes) {
+          OpPlacement& op = spliced.ops[node.index()];
+          if (!again) {
+            const bool recompute = op.recompute;
+            op = giver.ops[node.index()];
+            op.recompute = recompute;
+            continue;
+          }
+          const int block = space.index.graph->node(node).block;
+          for (NodeId of_layer :
+               space.index.nodes_of_block[static_cast<size_t>(block)]) {
+            spliced.ops[of_layer.index()].recompute =
+                giver.ops[of_layer.index()].recompute;
+          }
+        }
+        if (!MakeCanonical(space, spliced)) continue;
+        const int then = violations(spliced);
+        if (then >= broken) continue;
+        broken = then;
+        plan = std::move(spliced);
+      }
+    }
+  }
+  if (broken > 0) return std::nullopt;
+  return plan;
+}
+
+// The best `count` different plans of both lists. Unless `all` that could be
+// swept is there, it ends with the last of them: behind it others may be better
+// than what was given.
+std::vector<Plan> Ranked(const SearchSpace& space, std::vector<Candidate> swept,
+                         const std::vector<FoundPlan>& priced, size_t count,
+                         bool all) {
+  struct Option {
+    Score score;
+    const Candidate* swept = nullptr;  // or
+    const Plan* plan = nullptr;
+  };
+  size_t left = swept.size();
+  std::vector<Option> options;
+  for (const Candidate& candidate : swept) {
+    options.push_back({candidate.score, &candidate, nullptr});
+  }
+  for (const FoundPlan& found : priced) {
+    options.push_back({ScoreOf(found.evaluation), nullptr, &found.plan});
+  }
+  std::ranges::stable_sort(options, [](const Option& a, const Option& b) {
+    return Better(a.score, b.score);
+  });
+  std::vector<Plan> ranked;
+  for (const Option& option : options) {
+    if (ranked.size() == count || (left == 0 && !all)) break;
+    if (option.swept != nullptr) --left;
+    Plan plan = option.plan != nullptr
+                    ? *option.plan
+                    : PlanFromStrategy(space.index, *space.cluster,
+                                       option.swept->strategy)
+                          .value();
+    const bool known = std::ranges::any_of(
+        ranked, [&](const Plan& other) { return SameUpToNames(other, plan); });
+    if (!known) ranked.push_back(std::move(plan));
+  }
+  return ranked;
+}
+
+// All ranks do all the work, and none exchanges anything, with each number of
+// microbatches: no strategy says so, and each move towards it from a strategy
+// costs time.
+std::vector<Plan> Repeated(const SearchSpace& space) {
+  std::vector<Plan> repeated;
+  auto plan = PlanFromStrategy(space.index, *space.cluster, Strategy());
+  if (!plan) return repeated;
+  for (OpPlacement& op : plan->ops) op.axes = {};
+  const int64_t batch = space.index.graph->global_batch;
+  for (int64_t m = 1; m <= std::min<int64_t>(batch, kMostMicrobatches); ++m) {
+    if (batch % m != 0) continue;
+    plan->microbatches = static_cast<int>(m);
+    Plan canonical = *plan;
+    if (MakeCanonical(space, canonical) && Allowed(space, canonical)) {
+      repeated.push_back(std::move(canonical));
+    }
+  }
+  return repeated;
+}
+
+// Where no plan is there to start from.
+Error NothingValid(const SearchSpace& space) {
+  const auto why = PlanFromStrategy(space.index, *space.cluster, Strategy());
+  const std::string what = space.constraints.empty()
+                               ? "no valid plan was found"
+                               : "no plan was found that the constraints allow";
+  return InvalidInput(
+      what + (why ? std::string()
+                  : "; data parallelism: " + why.error().ToString()),
+      "search");
+}
+
+// Finds the starts, step by step.
+class StartFinder {
+ public:
+  StartFinder(const SearchSpace& space, const Objective& objective,
+              const SearchOptions& options, const SearchClock& clock)
+      : space_(space),
+        objective_(objective),
+        options_(options),
+        clock_(clock),
+        allowed_(space, objective),
+        threads_(ThreadCount(options.threads)),
+        count_(static_cast<size_t>(options.chains)),
+        strategies_(UniformStrategies(space)) {}
+
+  Result<Starts> Find() {
+    AddBaselines();
+    AddGiven();
+    AddRepeated();
+    SweepUniform();
+    AddFitted();
+    AddOther();
+    AddUnlike();
+    MakeOrders();
+    Repair();
+    Offload();
+    if (starts_.ranked.empty()) return NothingValid(space_);
+    return std::move(starts_);
+  }
+
+ private:
+  std::function<bool()> After(double part) const {
+    return [this, part] { return clock_.StoppedOrPast(part); };
+  }
+  SweepResult SweepOf(const std::vector<Strategy>& strategies,
+                      size_t count) const {
+    return Sweep(space_, allowed_, strategies, count, threads_,
+                 After(kStartEnd), [this] { return clock_.Past(kBoundsEnd); });
+  }
+  Plan PlanOf(const Strategy& strategy) const {
+    return PlanFromStrategy(space_.index, *space_.cluster, strategy).value();
+  }
+  FoundPlan Priced(Plan plan) const {
+    Evaluation evaluation = objective_.Evaluate(plan);
+    return {std::move(plan), std::move(evaluation)};
+  }
+  Score ScoreOfBest() const {
+    return starts_.ranked.empty()
+               ? Score()
+               : ScoreOf(objective_.Evaluate(starts_.ranked[0]));
+  }
+  void PutFirst(Plan plan) {
+    starts_.ranked.insert(starts_.ranked.begin(), std::move(plan));
+    starts_.ranked.resize(std::min(starts_.ranked.size(), count_));
+  }
+
+  void AddBaselines() {
+    starts_.all_baselines =
+        Baselines(space_, objective_, threads_, After(kBaselinesEnd));
+    std::vector<Plan> giving;
+    for (const Strategy& strategy : strategies_) {
+      if (space_.constraints.FixedNodes().empty()) break;
+      if (giving.size() == kMostGiving) break;
+      auto plan = PlanFromStrategy(space_.index, *space_.cluster, strategy);
+      if (plan) giving.push_back(*std::move(plan));
+    }
+    for (const Baseline& baseline : starts_.all_baselines) {
+      if (Allowed(space_, baseline.plan)) {
+        starts_.priced.push_back({baseline.plan, baseline.evaluation});
+        starts_.baselines.push_back(baseline.plan);
+      } else if (auto plan = WithFixed(space_, baseline.plan, giving)) {
+        starts_.priced.push_back(Priced(*std::move(plan)));
+      }
+    }
+  }
+
+  void AddGiven() {
+    for (Plan plan : options_.starts) {
+      if (!MakeCanonical(space_, plan) || !Allowed(space_, plan)) continue;
+      // Half of the chains are left for the others.
+      if (starts_.given.size() < (count_ + 1) / 2) {
+        starts_.given.push_back(plan);
+      }
+      starts_.priced.push_back(Priced(std::move(plan)));
+    }
+  }
+
+  void AddRepeated() {
+    for (Plan& plan : Repeated(space_)) {
+      if (clock_.Past(kBaselinesEnd)) break;
+      starts_.priced.push_back(Priced(std::move(plan)));
+    }
+  }
+
+  // Several strategies may give one plan: then more of them are needed.
+  void SweepUniform() {
+    for (size_t count = count_;; count *= 2) {
+      SweepResult swept = SweepOf(strategies_, count);
+      starts_.uniform_strategies = swept.bounded;
+      const bool all =
+          swept.best.size() < count || clock_.StoppedOrPast(kStartEnd);
+      if (!swept.best.empty() && !starts_.uniform) {
+        starts_.uniform = Priced(PlanOf(swept.best[0].strategy));
+      }
+      uniform_.clear();
+      for (const Candidate& c : swept.best) uniform_.push_back(c.strategy);
+      std::vector<Plan> ranked =
+          Ranked(space_, std::move(swept.best), starts_.priced, count_, all);
+      if (ranked.size() > starts_.ranked.size()) {
+        starts_.ranked = std::move(ranked);
+      }
+      if (all || starts_.ranked.size() == count_) break;
+    }
+  }
+
+  // What would be faster and fits once some of it runs again.
+  void AddFitted() {
+    if (starts_.ranked.empty()) return;
+    std::vector<FoundPlan> fitted =
+        FittedPlans(space_, objective_, uniform_, strategies_, kMostFitted,
+                    ScoreOfBest(), After(kFittedEnd));
+    for (size_t i = fitted.size(); i-- > 0;) {
+      PutFirst(std::move(fitted[i].plan));
+    }
+  }
+
+  void AddOther() {
+    if (starts_.ranked.empty()) return;
+    const bool pipelined = starts_.ranked[0].groups.size() > 1;
+    std::vector<Strategy> others = strategies_;
+    std::erase_if(others,
+                  [&](const Strategy& s) { return (s.pp > 1) == pipelined; });
+    const SweepResult swept = SweepOf(others, 1);
+    if (swept.best.empty()) return;
+    uniform_.push_back(swept.best[0].strategy);
+    if (!swept.best[0].score.feasible) return;
+    starts_.other = PlanOf(swept.best[0].strategy);
+  }
+
+  void AddUnlike() {
+    const Score best = ScoreOfBest();
+    std::vector<FoundPlan> unlike = UnlikeStages(
+        space_, objective_, uniform_, strategies_, best, After(kFittedEnd));
+    if (unlike.empty()) return;
+    if (Better(ScoreOf(unlike[0].evaluation), best)) {
+      PutFirst(std::move(unlike[0].plan));
+    } else if (unlike[0].evaluation.feasible()) {
+      starts_.unlike = std::move(unlike[0].plan);
+    }
+  }
+
+  // Pipelines whose stages take turns by an order made for them.
+  void MakeOrders() {
+    std::vector<Plan>& ranked = starts_.ranked;
+    for (size_t r = 0; r < std::min(ranked.size(), kMostOrdered); ++r) {
+      auto ordered =
+          BetterOrders(space_, objective_, ranked[r], After(kStartEnd));
+      if (!ordered) continue;
+      const bool first =
+          Better(ScoreOf(objective_.Evaluate(*ordered)), ScoreOfBest());
+      ranked[r] = *std::move(ordered);
+      if (first) std::swap(ranked[0], ranked[r]);
+    }
+  }
+
+  // What the constraints leave may have nothing uniform.
+  void Repair() {
+    for (size_t b = 0;
+         starts_.ranked.empty() && b < starts_.all_baselines.size(); ++b) {
+      Rng rng(options_.seed, (uint64_t{1} << 34) + b);
+      auto repaired = Repaired(space_, starts_.all_baselines[b].plan, rng,
+                               After(kStartEnd));
+      if (repaired) starts_.ranked.push_back(*std::move(repaired));
+    }
+  }
+
+  // Where nothing fits, what does once state leaves the devices.
+  void Offload() {
+    if (ScoreOfBest().feasible) return;
+    for (const Approach& approach : Approaches()) {
+      if (!approach.offloads) continue;
+      const auto best =
+          BestOf(approach, space_, allowed_, threads_, After(kStartEnd));
+      if (!best || !best->score.feasible) continue;
+      starts_.ranked.insert(starts_.ranked.begin(), PlanOf(best->strategy));
+      break;
+    }
+  }
+
+  const SearchSpace& space_;
+  const Objective& objective_;
+  const SearchOptions& options_;
+  const SearchClock& clock_;
+  const AllowedObjective allowed_;
+  const int threads_;
+  const size_t count_;  // of chains, and so of starts
+  const std::vector<Strategy> strategies_;
+  std::vector<Strategy> uniform_;  // the best, in order
+  Starts starts_;
+};
+
+}  // namespace
+
+Result<Starts> FindStarts(const SearchSpace& space, const Objective& objective,
+                          const SearchOptions& options,
+                          const SearchClock& clock) {
+  return StartFinder(space, objective, options, clock).Find();
+}
+
+std::vector<Move> MovesFrom(const SearchSpace& space, const Starts& starts) {
+  std::vector<Move> moves(Moves().begin(), Moves().end());
+  const bool offloads = AnyOffloads(starts);
+  for (Move& move : moves) {
+    if ((move.needs == MoveNeeds::kOffloads && !offloads) ||
+        (move.needs == MoveNeeds::kUnlikeDevices && !space.unlike_speeds)) {
+      move.weight = 0;
+    }
+  }
+  return moves;
+}
+
+bool IsFolded(const Starts& starts, int chain) {
+  return chain % (2 * kRungs) != kRungs && !AnyOffloads(starts);
+}
+
+Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
+             const Starts& starts, int chain, uint64_t seed) {
+  if (chain < std::ssize(starts.given)) {
+    return starts.given[static_cast<size_t>(chain)];
+  }
+  const auto turn = static_cast<size_t>(chain) - starts.given.size();
+  if (turn % 2 == 0) return starts.ranked[turn / 2 % starts.ranked.size()];
+  std::vector<const Plan*> rest;
+  for (const Plan& plan : starts.baselines) rest.insert(rest.begin(), &plan);
+  const auto second = rest.begin() + (rest.empty() ? 0 : 1);
+  rest.insert(second, nullptr);  // the random one
+  for (const std::optional<Plan>* plan : {&starts.other, &starts.unlike}) {
+    if (*plan) rest.insert(std::ranges::find(rest, nullptr), &**plan);
+  }
+  const Plan* const plan = rest[turn / 2 % rest.size()];
+  if (plan != nullptr) return *plan;
+  // A stream of its own, apart from the chain's.
+  Rng rng(seed, (uint64_t{1} << 32) + static_cast<uint64_t>(chain));
+  return Randomized(space, moves, starts.ranked[0], IsFolded(starts, chain),
+                    rng);
+}
+
+Plan RandomStart(const SearchSpace& space, std::span<const Move> moves,
+                 const Starts& starts, bool folded, Rng& rng) {
+  const size_t draw = rng.Below(
+      static_cast<uint32_t>(starts.ranked.size() + starts.baselines.size()));
+  const Plan& from = draw < starts.ranked.size()
+                         ? starts.ranked[draw]
+                         : starts.baselines[draw - starts.ranked.size()];
+  return Randomized(space, moves, from, folded, rng);
+}
+
+}  // namespace tessera

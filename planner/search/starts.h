@@ -1,0 +1,65 @@
+#pragma once
+// Starts: where the chains of a search begin. What people choose without a
+// search, the best uniform strategies, those that fit once some of their work
+// runs again, pipelines of unlike stages, and what the caller gives.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "planner/base/rng.h"
+#include "planner/search/experts.h"
+#include "planner/search/mcmc.h"
+#include "planner/search/move.h"
+#include "planner/search/objective.h"
+#include "planner/search/search_clock.h"
+
+namespace tessera {
+
+// Until which part of a time limit starting plans are looked for.
+inline constexpr double kStartEnd = 0.4;
+
+struct Starts {
+  std::vector<Plan> given;   // the caller's
+  std::vector<Plan> ranked;  // uniform plans and the caller's, best first
+  // The best uniform plan with a pipeline where ranked[0] has none, or without.
+  std::optional<Plan> other;
+  std::optional<Plan> unlike;  // the best of unlike stages
+  std::vector<Plan> baselines;
+
+  // What was priced on the way, for the result.
+  std::vector<Baseline> all_baselines;
+  std::vector<FoundPlan> priced;     // the baselines and the caller's plans
+  std::optional<FoundPlan> uniform;  // the best uniform plan
+  int64_t uniform_strategies = 0;    // that were looked at
+};
+
+// An error where no plan is valid at all; otherwise `ranked` has one.
+Result<Starts> FindStarts(const SearchSpace& space, const Objective& objective,
+                          const SearchOptions& options,
+                          const SearchClock& clock);
+
+// Moves(), those with weight 0 that lack what they need.
+std::vector<Move> MovesFrom(const SearchSpace& space, const Starts& starts);
+
+// Whether chain `chain` changes equal layers of a stage together. Most do:
+// layers that drift apart are all to be priced, and few draws apply to them.
+// The coldest chain of every second ladder looks at each by itself. All do
+// where state leaves the devices: how many layers' stays is to be found, and
+// plans are simulated whole.
+bool IsFolded(const Starts& starts, int chain);
+
+// The first chains start from the caller's plans. Of the others every second
+// does from the best uniform plans in turn; the rest from the last baseline,
+// the other plan, that of unlike stages, a random one and the other baselines,
+// since walks that are cold find no way from pipelines to plans without, or
+// back.
+Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
+             const Starts& starts, int chain, uint64_t seed);
+
+// A random plan: random moves, each taken as it comes, from any of the starts.
+Plan RandomStart(const SearchSpace& space, std::span<const Move> moves,
+                 const Starts& starts, bool folded, Rng& rng);
+
+}  // namespace tessera
