@@ -64,11 +64,13 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
   }
 
   std::map<IntKey, int> wirings;
+  std::map<IntKey, int> forms;
   for (size_t b = 0; b < shapes.size(); ++b) {
     BlockShape& shape = shapes[b];
     const int own = static_cast<int>(b);
     std::set<TensorId> seen;
-    std::set<int> others;
+    std::vector<int> near;  // within reach
+    std::set<int> far;
     const auto touch = [&](TensorId id) {
       if (!seen.insert(id).second) return;
       shape.tensors.push_back(id);
@@ -93,7 +95,7 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
     const int reach = std::clamp(prefetch, 1, blocks);
     for (int neighbour = own - reach; neighbour <= own + reach; ++neighbour) {
       if (neighbour < 0 || neighbour >= blocks || neighbour == own) continue;
-      others.insert(neighbour);
+      near.push_back(neighbour);
       for (NodeId id : nodes[static_cast<size_t>(neighbour)]) {
         for (TensorId operand : graph.node(id).operands) {
           if (weight_index[operand.index()] >= 0) touch(operand);
@@ -126,12 +128,15 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
     for (TensorId id : related) {
       if (IsInput(graph, id)) continue;
       for (const Access& access : accesses[id.index()]) {
-        others.insert(graph.node(access.node).block);
+        far.insert(graph.node(access.node).block);
       }
     }
-    others.erase(own);
+    far.erase(own);
+    for (int block : near) far.erase(block);
     shape.depends = {own};
-    shape.depends.insert(shape.depends.end(), others.begin(), others.end());
+    shape.depends.insert(shape.depends.end(), near.begin(), near.end());
+    const size_t first_far = shape.depends.size();
+    shape.depends.insert(shape.depends.end(), far.begin(), far.end());
 
     for (TensorId id : shape.tensors) {
       for (const Access& access : accesses[id.index()]) {
@@ -147,31 +152,64 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
       }
     }
 
-    IntKey key;
-    for (int block : shape.depends) {
-      key.push_back(block - own);
-      key.push_back(classes[static_cast<size_t>(block)]);
+    IntKey wiring;
+    IntKey form;
+    // Of blocks that are far, whether there are such.
+    std::set<std::array<int64_t, 4>> of_far;
+    const auto append_far = [&] {
+      for (const auto& entry : of_far) {
+        form.insert(form.end(), entry.begin(), entry.end());
+      }
+      of_far.clear();
+    };
+    const auto class_of = [&](int block) {
+      return classes[static_cast<size_t>(block)];
+    };
+    for (size_t i = 0; i < shape.depends.size(); ++i) {
+      const int block = shape.depends[i];
+      wiring.insert(wiring.end(), {block - own, class_of(block)});
+      if (i < first_far) {
+        form.insert(form.end(), {block - own, class_of(block)});
+      } else {
+        of_far.insert({block < own, class_of(block), 0, 0});
+      }
     }
+    append_far();
     for (TensorId id : related) {
-      key.push_back(-1);
+      wiring.push_back(-1);
+      form.push_back(-1);
       if (IsInput(graph, id)) continue;
       for (const Access& access : accesses[id.index()]) {
         const int block = graph.node(access.node).block;
-        const auto at =
-            std::find(shape.depends.begin(), shape.depends.end(), block);
-        key.push_back(at - shape.depends.begin());
-        key.push_back(number[access.node.index()]);
-        key.push_back(access.role);
+        const int at = shape.IndexOf(block);
+        const int64_t node = number[access.node.index()];
+        wiring.insert(wiring.end(), {at, node, access.role});
+        if (static_cast<size_t>(at) < first_far) {
+          form.insert(form.end(), {at, node, access.role});
+        } else {
+          of_far.insert({block < own, class_of(block), node, access.role});
+        }
       }
+      append_far();
     }
-    shape.wiring = wirings.try_emplace(key, static_cast<int>(wirings.size()))
-                       .first->second;
+    const auto number_of = [](std::map<IntKey, int>& numbers, IntKey key) {
+      const int next = static_cast<int>(numbers.size());
+      return numbers.try_emplace(std::move(key), next).first->second;
+    };
+    shape.wiring = number_of(wirings, std::move(wiring));
+    shape.form = number_of(forms, std::move(form));
     for (size_t i = 0; i < shape.tensors.size(); ++i) {
       shape.numbers.emplace_back(shape.tensors[i], static_cast<int>(i));
     }
     std::ranges::sort(shape.numbers);
   }
   return shapes;
+}
+
+int BlockShape::IndexOf(int block) const {
+  const auto at = std::ranges::find(depends, block);
+  TESSERA_CHECK(at != depends.end()) << "block " << block << " is not around";
+  return static_cast<int>(at - depends.begin());
 }
 
 int BlockShape::NumberOf(TensorId tensor) const {
@@ -269,10 +307,8 @@ class TemplateMaker {
     // What is made once a step is received where it is sent.
     const int block =
         context_.once_per_step(id) ? home.first_block : there->first_block;
-    const auto at = std::ranges::find(shape_.depends, block);
-    TESSERA_CHECK(at != shape_.depends.end()) << "a transfer from afar";
     PeerEnd end;
-    end.number = static_cast<int>(at - shape_.depends.begin());
+    end.number = shape_.IndexOf(block);
     const Tensor& tensor = context_.graph().tensor(id);
     end.value.tensor = id;
     end.value.group = transfer.peer;

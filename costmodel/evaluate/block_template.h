@@ -21,9 +21,9 @@ struct BlockShape {
   // That its nodes touch, by first appearance; then the weights of the blocks
   // around it, which its programs may gather ahead of their use.
   std::vector<TensorId> tensors;
-  // The blocks whose decisions its programs depend on: itself, its neighbours,
-  // those that touch one of its tensors, or a tensor whose layout a gradient
-  // sum over one of its tensors follows.
+  // The blocks whose decisions its programs depend on: itself; its neighbours;
+  // then those that touch one of its tensors, or a tensor whose layout a
+  // gradient sum over one of its tensors follows.
   std::vector<int> depends;
   std::vector<size_t> weights;  // that its nodes touch: into Plan::weights
   // What it has in common with other blocks: its own weights, and of the other
@@ -36,10 +36,16 @@ struct BlockShape {
   std::vector<TensorId> sums;
   // Equal numbers: equal up to names, surroundings included.
   int wiring = -1;
+  // Equal numbers: the same, but for how many blocks that are not neighbours
+  // touch a tensor alike, before it or behind it, and how far away they are. So
+  // the layers of a decoder that read what an encoder left have one form.
+  int form = -1;
   std::vector<std::pair<TensorId, int>> numbers;  // of `tensors`, ascending
 
-  // Where a tensor is in `tensors`. REQUIRES: it is there.
+  // Where a tensor is in `tensors`, and a block in `depends`. REQUIRES: it is
+  // there.
   int NumberOf(TensorId tensor) const;
+  int IndexOf(int block) const;
 };
 
 // One for each block, for programs that gather parameters up to `prefetch`

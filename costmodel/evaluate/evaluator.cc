@@ -389,7 +389,7 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
       });
   const auto begin = [&](Sight sight) -> IntKey {
     return {sight,
-            setting.shape->wiring,
+            setting.shape->form,
             group_class,
             setting.prefetch,
             plan.microbatches,
@@ -422,7 +422,7 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
     weight = NumberOf(key);
   }
   // Shapes number tensors and blocks for one prefetch.
-  key = {kStored, setting.shape->wiring, group_class, setting.prefetch};
+  key = {kStored, setting.shape->form, group_class, setting.prefetch};
   around.AppendUpdate(key);
   const int stored = NumberOf(key);
   const int reduce = NumberOf({kReduce, weight, stored});
@@ -522,11 +522,13 @@ Evaluator::NumberedStage Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
                                             const StepStage& stage, bool splits,
                                             int microbatches) const {
   // Blocks know the number of microbatches and whether backwards are split, and
-  // how far from them the blocks are with which they share a tensor.
+  // their wiring with which blocks they share a tensor.
   IntKey key;
   for (size_t i = 0; i < stage.blocks.size(); ++i) {
+    const auto b = static_cast<size_t>(stage.blocks[i]);
     const int64_t behind_first = stage.blocks[i] - stage.blocks[0];
-    key.push_back(blocks[static_cast<size_t>(stage.blocks[i])]->number);
+    const int64_t wiring = all[b].wiring;
+    key.push_back(wiring << 32 | blocks[b]->number);
     key.push_back(behind_first << 32 | stage.chunks[i]);
   }
   return Remember(stages_, kMaxStages, key, [&] {

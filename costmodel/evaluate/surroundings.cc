@@ -131,7 +131,7 @@ void Surroundings::AppendTensor(TensorId id, ActionKind action,
       if (!makes && &presence != here) continue;
       AppendReaders(presence, action, key);
       key.push_back(class_of_(presence.group));
-      key.push_back(presence.first_block - block_);
+      key.push_back(shape_.IndexOf(presence.first_block));
       key.push_back(static_cast<int64_t>(presence.first_part));
       Append(presence.layout, key);
     }
@@ -145,7 +145,7 @@ void Surroundings::AppendTensor(TensorId id, ActionKind action,
   key.push_back(static_cast<int64_t>(here->first_part));
   AppendReaders(*here, action, key);
   key.push_back(class_of_(presences[0].group));
-  key.push_back(presences[0].first_block - block_);
+  key.push_back(shape_.IndexOf(presences[0].first_block));
   Append(presences[0].layout, key);
 }
 
@@ -204,7 +204,7 @@ void Surroundings::AppendWeight(TensorId id, IntKey& key) const {
   for (const LoweringContext::Replica& replica : context_.replicas(id)) {
     key.push_back(number_of_(replica.group));
     key.push_back(class_of_(replica.group));
-    key.push_back(replica.block - block_);
+    key.push_back(shape_.IndexOf(replica.block));
     Append(replica.layout, key);
   }
 }

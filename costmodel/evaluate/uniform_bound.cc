@@ -248,11 +248,8 @@ UniformBound::Pipeline UniformBound::PipelineOf(
 
 void UniformBound::SetExchanges(const Strategy& strategy,
                                 Setting& setting) const {
+  if (host_bandwidth_ == 0 || !IsInnermost(strategy)) return;
   const int64_t replica = int64_t{strategy.tp} * strategy.cp * strategy.ep;
-  if (host_bandwidth_ == 0 || host_size_ % replica != 0 ||
-      !IsInnermost(strategy)) {
-    return;
-  }
   const auto at = [&](MeshDimension d) {
     return std::ranges::find(strategy.order, d) - strategy.order.begin();
   };
@@ -260,13 +257,22 @@ void UniformBound::SetExchanges(const Strategy& strategy,
       at(MeshDimension::kPipeline) < at(MeshDimension::kData);
   // Ranks from one replica of a stage to its next.
   const int64_t stride = replica * (stages_inside ? strategy.pp : 1);
-  setting.step = replica * (stages_inside ? 1 : setting.dp);
-  if (stride < host_size_ ? host_size_ % stride != 0
-                          : stride % host_size_ != 0) {
+  const int64_t step = replica * (stages_inside ? 1 : setting.dp);
+  const int64_t in_host = std::max<int64_t>(1, host_size_ / stride);
+  const bool alike =  // all hosts of a stage have as many of its replicas
+      host_size_ % replica == 0 && setting.dp % in_host == 0 &&
+      (stride < host_size_ ? host_size_ % stride == 0
+                           : stride % host_size_ == 0);
+  if (!alike) {
+    if (strategy.zero_group != 0) return;
+    setting.exchanges = &Row(
+        exchanges_,
+        {Word({{strategy.tp, 20}, {strategy.cp, 20}, {strategy.ep, 20}}),
+         Word({{strategy.pp, 20}, {setting.dp, 20}, {stages_inside, 1}}), 0},
+        [&] { return ExchangesOf(strategy, setting.dp, stride, step); });
     return;
   }
-  const int64_t in_host = std::max<int64_t>(1, host_size_ / stride);
-  if (setting.dp % in_host != 0) return;
+  setting.step = step;
   const auto hosts = static_cast<double>(setting.dp / in_host);
   if (strategy.zero_group == 0) {
     double bandwidth = host_bandwidth_;
@@ -278,6 +284,39 @@ void UniformBound::SetExchanges(const Strategy& strategy,
     setting.exchange = strategy.tp * (hosts - 1) / hosts / bandwidth;
   }
   setting.onward = static_cast<double>(in_host) / host_bandwidth_;
+}
+
+std::vector<double> UniformBound::ExchangesOf(const Strategy& strategy,
+                                              int64_t dp, int64_t stride,
+                                              int64_t step) const {
+  std::vector<double> exchanges(static_cast<size_t>(strategy.pp), 0);
+  const int64_t shared = int64_t{strategy.cp} * strategy.ep;
+  const int64_t replica = strategy.tp * shared;
+  // Which rank of a replica has which part is known where all of them are on
+  // one host, or each has a part of its own.
+  if (host_size_ % replica != 0 && shared > 1) return exchanges;
+  const auto copies = static_cast<double>(dp * shared);
+  for (size_t s = 0; s < exchanges.size(); ++s) {
+    // Copies of each part on each host.
+    std::map<int64_t, std::vector<int64_t>> on_host;
+    for (int64_t r = 0; r < dp; ++r) {
+      for (int64_t rank = 0; rank < replica; ++rank) {
+        const int64_t device =
+            static_cast<int64_t>(s) * step + r * stride + rank;
+        auto& parts = on_host[device / host_size_];
+        parts.resize(static_cast<size_t>(strategy.tp));
+        ++parts[static_cast<size_t>(rank % strategy.tp)];
+      }
+    }
+    for (const auto& [host, parts] : on_host) {
+      double entering = 0;  // of a byte of each rank
+      for (int64_t here : parts) {
+        if (here > 0) entering += (copies - static_cast<double>(here)) / copies;
+      }
+      exchanges[s] = std::max(exchanges[s], entering / host_bandwidth_);
+    }
+  }
+  return exchanges;
 }
 
 bool UniformBound::CountsComm(const Strategy& strategy) const {
@@ -413,7 +452,7 @@ int64_t UniformBound::ReductionEnd(const Strategy& strategy,
   const int crossings = strategy.zero == 0 ? crossings_of_sum_ : 1;
   double bytes = static_cast<double>(cost.first_gradients * crossings);
   if (strategy.zero > 0) bytes += static_cast<double>(cost.exchanged[0]);
-  return begin + static_cast<int64_t>(1e12 * setting.exchange * bytes);
+  return begin + static_cast<int64_t>(1e12 * setting.ExchangeOf(stage) * bytes);
 }
 
 int64_t UniformBound::Formula(const Strategy& strategy,
@@ -456,8 +495,8 @@ int64_t UniformBound::Formula(const Strategy& strategy,
     if (strategy.zero >= 2) bytes += static_cast<double>(gradients);
     bytes *= static_cast<double>(m);
     if (strategy.zero == 2) bytes += static_cast<double>(parameters);
-    time =
-        std::max(time, static_cast<int64_t>(1e12 * setting.exchange * bytes));
+    time = std::max(
+        time, static_cast<int64_t>(1e12 * setting.ExchangeOf(at) * bytes));
     const int64_t reached =
         s + 1 < strategy.pp ? drained - pipeline.stages[at + 1].drain : 0;
     time = std::max(

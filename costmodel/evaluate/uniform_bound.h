@@ -39,7 +39,9 @@
 // ranks of a host share with those of H - 1 others, (H - 1) / H enter each host
 // (Chan et al. 2007, table of lower bounds), twice for a sum that all need
 // unless switches add; the links to the network that their routes take are the
-// limit. With measured collectives none of this counts.
+// limit. Where hosts have unlike numbers of the n copies of a part, one that
+// has k of them takes in (n - k) / n. With measured collectives none of this
+// counts.
 //
 // Memory. What a stage stores, and the activations of the (chunk, microbatch)
 // pairs that have run forward when the first backward starts
@@ -141,6 +143,13 @@ class UniformBound {
     double exchange = 0;
     double onward = 0;
     int64_t step = 0;  // ranks from one stage to the next
+    // `exchange` by stage, where the hosts of a stage do not have as many of
+    // its replicas each.
+    const std::vector<double>* exchanges = nullptr;
+
+    double ExchangeOf(size_t stage) const {
+      return exchanges == nullptr ? exchange : (*exchanges)[stage];
+    }
   };
 
   using Key = std::array<uint64_t, 3>;
@@ -168,6 +177,9 @@ class UniformBound {
                       const BlockCosts& blocks) const;
   void SetBandwidths(const Router& router);
   void SetExchanges(const Strategy& strategy, Setting& setting) const;
+  // By stage, where replicas are `stride` ranks apart and stages `step`.
+  std::vector<double> ExchangesOf(const Strategy& strategy, int64_t dp,
+                                  int64_t stride, int64_t step) const;
   // Nothing where the tables do not know the strategy.
   std::optional<Setting> SettingOf(const GraphIndex& index,
                                    const Strategy& strategy) const;
@@ -194,6 +206,7 @@ class UniformBound {
   int crossings_of_sum_ = 2;
   mutable Table<BlockCosts> blocks_;
   mutable Table<Pipeline> pipelines_;
+  mutable Table<std::vector<double>> exchanges_;
 };
 
 }  // namespace tessera

@@ -106,7 +106,9 @@ ShortGraph Shorten(const Graph& graph) {
   for (size_t t = 0; t < original.size(); ++t) {
     // What every block reads from outside is data of the whole batch.
     if (out.graph.tensors[t].kind == TensorKind::kInput) continue;
-    if (after[t] != before[original[t].index()]) return whole;
+    const int had = before[original[t].index()];
+    const int has = after[t];
+    if (has != had && (has < 2 || has > had)) return whole;
   }
   auto differentiated = Differentiate(std::move(out.graph));
   if (!differentiated) return whole;

@@ -16,9 +16,10 @@ struct ShortGraph {
 // Of each run of equal blocks (BlockClasses) the first two and the last stay;
 // what the last read from the one before it, it reads from the second. Every
 // operator that stays has as many readers of its operands as in the whole
-// graph, so that what is derived from them is the same; where that cannot be,
-// as where all layers read one tensor, the graph stays whole. REQUIRES: `graph`
-// is differentiated.
+// graph, so that what is derived from them is the same; but what all layers
+// read, as those of a decoder what the encoder left, has fewer of them, several
+// still, so that the sum of its gradients has fewer terms. Where that cannot be
+// the graph stays whole. REQUIRES: `graph` is differentiated.
 ShortGraph Shorten(const Graph& graph);
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include "costmodel/link/router.h"
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
+#include "planner/ir/short_graph.h"
 #include "planner/plan/validate.h"
 #include "planner/search/experts.h"
 #include "planner/search/sweep.h"
@@ -147,6 +148,22 @@ TEST(UniformBound, IsBelowTheScoreOfModelsWithExperts) {
               DType::kBFloat16, 48),
         Small(MakeCluster("dgx-h100:3").value(), 1e-3), 120, 20, 0.1);
   }
+}
+
+// Layers that all read what the encoder left.
+TEST(UniformBound, IsBelowTheScoreOfEncodersWithDecoders) {
+  ImportOptions options;
+  options.global_batch = 48;
+  options.seq_len = 32;
+  options.dtype = DType::kBFloat16;
+  const auto layers = ParseJson("{\"encoder\": 6, \"decoder\": 7}");
+  options.overrides = {{"num_layers", layers->Field("encoder")},
+                       {"num_decoder_layers", layers->Field("decoder")}};
+  const Graph graph =
+      Differentiate(ImportModel("zoo:t5-tiny", options).value()).value();
+  ASSERT_LT(Shorten(graph).graph.blocks.size(), graph.blocks.size());
+  ExpectBelow(graph, Small(MakeCluster("dgx-h100:3").value(), 1e-3), 120, 20,
+              0.1);
 }
 
 // The stack's kernels, streams and floors.

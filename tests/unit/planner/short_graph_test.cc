@@ -37,6 +37,20 @@ TEST(ShortGraph, KeepsThreeOfEqualBlocks) {
   EXPECT_EQ(kept[1], kept[3]);
 }
 
+// All layers of the decoder read what the encoder has left, and all of a half
+// its relative positions. Nine of the encoder's twelve layers go, of 4 * 768^2
+// + 2 * 768 * 3072 + 2 * 768 parameters, and eight of the decoder's, of which
+// the first is not like the others, of 4 * 768^2 + 768 more.
+TEST(ShortGraph, LayersMayReadOneTensor) {
+  const Graph graph = Model("t5-base");
+  const ShortGraph shortened = Shorten(graph);
+  EXPECT_TRUE(Validate(shortened.graph).empty());
+  EXPECT_EQ(graph.blocks.size() - shortened.graph.blocks.size(), 17u);
+  const int64_t layer = 4 * 768 * 768 + 2 * 768 * 3072 + 2 * 768;
+  EXPECT_EQ(ParameterCount(graph) - ParameterCount(shortened.graph),
+            9 * layer + 8 * (layer + 4 * 768 * 768 + 768));
+}
+
 TEST(ShortGraph, LeavesFewBlocksAlone) {
   const Graph graph = Shorten(Model("gpt2")).graph;
   EXPECT_EQ(Shorten(graph).graph, graph);
