@@ -104,6 +104,19 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
         std::max(type.bandwidth.value, type.in_switch_bandwidth.value);
   }
   host_bandwidth_ = std::max(in, out);
+  std::vector<std::array<double, 2>> of_vertex(cluster.vertices.size());
+  for (const Link& link : cluster.links) {
+    const LinkType& type = cluster.link_types[static_cast<size_t>(link.type)];
+    const double bandwidth =
+        std::max(type.bandwidth.value, type.in_switch_bandwidth.value);
+    of_vertex[link.from.index()][0] += bandwidth;
+    of_vertex[link.to.index()][1] += bandwidth;
+    if (type.in_switch_bandwidth.value > 0) device_crossings_of_sum_ = 1;
+  }
+  for (const Device& device : cluster.devices) {
+    const auto [from, to] = of_vertex[device.vertex.index()];
+    device_bandwidth_ = std::max({device_bandwidth_, from, to});
+  }
   // Where switches copy or add, what leaves a host is less than what enters it.
   if (host_size_ > 1 && crossings_of_sum_ > 1) SetBandwidths(router);
 }
@@ -248,8 +261,13 @@ UniformBound::Pipeline UniformBound::PipelineOf(
 
 void UniformBound::SetExchanges(const Strategy& strategy,
                                 Setting& setting) const {
-  if (host_bandwidth_ == 0 || !IsInnermost(strategy)) return;
   const int64_t replica = int64_t{strategy.tp} * strategy.cp * strategy.ep;
+  if (device_bandwidth_ > 0 && strategy.zero_group == 0) {
+    const auto copies =
+        static_cast<double>(setting.dp * strategy.cp * strategy.ep);
+    setting.device_exchange = (copies - 1) / copies / device_bandwidth_;
+  }
+  if (host_bandwidth_ == 0 || !IsInnermost(strategy)) return;
   const auto at = [&](MeshDimension d) {
     return std::ranges::find(strategy.order, d) - strategy.order.begin();
   };
@@ -449,10 +467,20 @@ int64_t UniformBound::ReductionEnd(const Strategy& strategy,
                                    int64_t begin) const {
   if (strategy.zero >= 3) return begin;
   const StageCost& cost = setting.pipeline->stages[stage];
-  const int crossings = strategy.zero == 0 ? crossings_of_sum_ : 1;
-  double bytes = static_cast<double>(cost.first_gradients * crossings);
-  if (strategy.zero > 0) bytes += static_cast<double>(cost.exchanged[0]);
-  return begin + static_cast<int64_t>(1e12 * setting.ExchangeOf(stage) * bytes);
+  const auto gradients = static_cast<double>(cost.first_gradients);
+  const auto parameters = static_cast<double>(cost.exchanged[0]);
+  return begin + (strategy.zero == 0
+                      ? ExchangeTime(setting, stage, 0, gradients)
+                      : ExchangeTime(setting, stage, gradients + parameters));
+}
+
+int64_t UniformBound::ExchangeTime(const Setting& setting, size_t stage,
+                                   double bytes, double summed) const {
+  return static_cast<int64_t>(
+      1e12 *
+      std::max(setting.ExchangeOf(stage) * (bytes + crossings_of_sum_ * summed),
+               setting.device_exchange *
+                   (bytes + device_crossings_of_sum_ * summed)));
 }
 
 int64_t UniformBound::Formula(const Strategy& strategy,
@@ -495,8 +523,7 @@ int64_t UniformBound::Formula(const Strategy& strategy,
     if (strategy.zero >= 2) bytes += static_cast<double>(gradients);
     bytes *= static_cast<double>(m);
     if (strategy.zero == 2) bytes += static_cast<double>(parameters);
-    time = std::max(
-        time, static_cast<int64_t>(1e12 * setting.ExchangeOf(at) * bytes));
+    time = std::max(time, ExchangeTime(setting, at, bytes));
     const int64_t reached =
         s + 1 < strategy.pp ? drained - pipeline.stages[at + 1].drain : 0;
     time = std::max(

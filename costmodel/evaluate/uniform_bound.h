@@ -40,8 +40,8 @@
 // (Chan et al. 2007, table of lower bounds), twice for a sum that all need
 // unless switches add; the links to the network that their routes take are the
 // limit. Where hosts have unlike numbers of the n copies of a part, one that
-// has k of them takes in (n - k) / n. With measured collectives none of this
-// counts.
+// has k of them takes in (n - k) / n. So does each device, with k = 1, over all
+// links that it has. With measured collectives none of this counts.
 //
 // Memory. What a stage stores, and the activations of the (chunk, microbatch)
 // pairs that have run forward when the first backward starts
@@ -54,13 +54,13 @@
 // what else splits a layer. Blocks that repeat are left out of its graph
 // (planner/ir/short_graph.h).
 //
-// Left out, so that the bound is below: exchanges between replicas, and sends,
-// within a host; all latencies of these; the optimizer where ZeRO cuts its
-// state; the sum of squares' reduction; collectives wherever ranks are laid so
-// that a layer's replica is not a block of neighbours; whatever the table
-// cannot know because a strategy offloads, is rooted, splits branches or has a
-// table of actions, and clusters of unlike hosts or devices: these have the
-// bound of no time and no memory.
+// Left out, so that the bound is below: what links that ranks of a host share
+// limit, and sends within a host; all latencies of exchanges between replicas;
+// the optimizer where ZeRO cuts its state; the sum of squares' reduction;
+// collectives wherever ranks are laid so that a layer's replica is not a block
+// of neighbours; whatever the table cannot know because a strategy offloads, is
+// rooted, splits branches or has a table of actions, and clusters of unlike
+// hosts or devices: these have the bound of no time and no memory.
 //
 // Thread-safe.
 
@@ -141,6 +141,7 @@ class UniformBound {
     // data-parallel replicas, or its sum be left with one of them; and in which
     // a byte of each replica can go to a stage on other hosts.
     double exchange = 0;
+    double device_exchange = 0;  // the same, by what each device takes in
     double onward = 0;
     int64_t step = 0;  // ranks from one stage to the next
     // `exchange` by stage, where the hosts of a stage do not have as many of
@@ -185,6 +186,10 @@ class UniformBound {
                                    const Strategy& strategy) const;
   int64_t Formula(const Strategy& strategy, const Setting& setting) const;
   int64_t Walk(const Strategy& strategy, const Setting& setting) const;
+  // Of bytes that each rank of a stage gathers, or leaves the sum of with one,
+  // and of those whose sums all need.
+  int64_t ExchangeTime(const Setting& setting, size_t stage, double bytes,
+                       double summed = 0) const;
   int64_t ReductionEnd(const Strategy& strategy, const Setting& setting,
                        size_t stage, int64_t begin) const;
   double PeakOf(const Strategy& strategy, const Setting& setting) const;
@@ -204,6 +209,8 @@ class UniformBound {
   // devices of other hosts take. Empty where that is all links.
   std::map<std::pair<int64_t, int64_t>, double> bandwidth_of_;
   int crossings_of_sum_ = 2;
+  double device_bandwidth_ = 0;  // the same of a device
+  int device_crossings_of_sum_ = 2;
   mutable Table<BlockCosts> blocks_;
   mutable Table<Pipeline> pipelines_;
   mutable Table<std::vector<double>> exchanges_;

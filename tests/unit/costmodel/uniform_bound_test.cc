@@ -140,6 +140,21 @@ TEST(UniformBound, IsBelowTheScoreOverSlowNetworks) {
   }
 }
 
+// Within a host: PCIe, switches that add, and cores that share their memory.
+TEST(UniformBound, IsBelowTheScoreWithinAHost) {
+  for (const char* name : {"g5.48xlarge:1", "dgx-h100:1", "local-cpu:8"}) {
+    const DType dtype = name[0] == 'l' ? DType::kFloat32 : DType::kBFloat16;
+    Cluster cluster = MakeCluster(name).value();
+    ExpectBelow(Gpt2(dtype), cluster, 120, 20, 0.1);
+    // So slow that they bind.
+    for (LinkType& type : cluster.link_types) {
+      type.bandwidth = {type.bandwidth.value / 100};
+      type.in_switch_bandwidth = {type.in_switch_bandwidth.value / 100};
+    }
+    ExpectBelow(Gpt2(dtype), cluster, 120, 20, 0.02);
+  }
+}
+
 // Experts; layers of two kinds, and attention that has weights of its own.
 TEST(UniformBound, IsBelowTheScoreOfModelsWithExperts) {
   for (const char* model : {"mixtral-tiny", "deepseek-tiny"}) {
