@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
@@ -192,10 +193,12 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
   const LoweringContext context(*setting.facts, *plan);
   Programs programs(context);
 
-  // Where a host has room for several replicas, each pays what the luckiest
-  // pays.
+  // Replicas lie differently in their hosts, up to where they begin with a host
+  // again; each pays what the luckiest pays.
   std::vector<DeviceGroup> elsewhere;
-  for (int first = ranks; first + ranks <= setting.host_size; first += ranks) {
+  const int period = std::min(std::lcm(ranks, setting.host_size),
+                              static_cast<int>(cluster.devices.size()));
+  for (int first = ranks; first + ranks <= period; first += ranks) {
     DeviceGroup& group = elsewhere.emplace_back(plan->groups[0]);
     for (DeviceId& device : group.devices)
       device = DeviceId(device.value + first);

@@ -337,13 +337,6 @@ std::vector<double> UniformBound::ExchangesOf(const Strategy& strategy,
   return exchanges;
 }
 
-bool UniformBound::CountsComm(const Strategy& strategy) const {
-  const int64_t replica = int64_t{strategy.tp} * strategy.cp * strategy.ep;
-  return IsInnermost(strategy) &&
-         (replica <= host_size_ ? host_size_ % replica == 0
-                                : replica % host_size_ == 0);
-}
-
 UniformBound::Key UniformBound::KeyOf(const Strategy& strategy, bool comm,
                                       bool splits) {
   return {Word({{strategy.tp, 20}, {strategy.cp, 20}, {strategy.ep, 20}}),
@@ -358,7 +351,7 @@ UniformBound::Key UniformBound::KeyOf(const Strategy& strategy, bool comm,
 
 const UniformBound::BlockCosts& UniformBound::CostsOf(const Strategy& strategy,
                                                       bool splits) const {
-  const bool comm = CountsComm(strategy);
+  const bool comm = IsInnermost(strategy);
   return Row(blocks_, KeyOf(strategy, comm, splits), [&] {
     return CostsOfBlocks({&index_, shapes_, &pricer_, &facts_, host_size_},
                          strategy, comm, splits);
@@ -386,7 +379,7 @@ double UniformBound::AllReduce(const Strategy& strategy, int64_t bytes) const {
 std::vector<LayerCost> UniformBound::LayerCosts(
     const Strategy& strategy) const {
   if (host_size_ == 0 || shapes_.empty() || !IsPlain(strategy) ||
-      !CountsComm(strategy)) {
+      !IsInnermost(strategy)) {
     return {};
   }
   const BlockCosts& blocks = CostsOf(strategy, /*splits=*/false);
@@ -452,7 +445,7 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
   const bool splits = (*schedule)->put_off != nullptr;
   const BlockCosts& blocks = CostsOf(strategy, splits);
   if (blocks.empty()) return std::nullopt;
-  Key key = KeyOf(strategy, CountsComm(strategy), splits);
+  Key key = KeyOf(strategy, IsInnermost(strategy), splits);
   key[2] = Word({{strategy.pp, 16}, {strategy.vp, 16}}) << 32 | key[2];
   setting.pipeline = &Row(pipelines_, key,
                           [&] { return PipelineOf(index, strategy, blocks); });

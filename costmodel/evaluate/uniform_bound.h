@@ -167,8 +167,6 @@ class UniformBound {
   template <typename T, typename Make>
   static const T& Row(Table<T>& table, const Key& key, const Make& make);
 
-  // Whether collectives within a replica count: its ranks are neighbours.
-  bool CountsComm(const Strategy& strategy) const;
   // What tells a strategy's block costs from another's.
   static Key KeyOf(const Strategy& strategy, bool comm, bool splits);
   const BlockCosts& CostsOf(const Strategy& strategy, bool splits) const;
