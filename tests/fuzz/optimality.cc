@@ -1,12 +1,7 @@
 // How often the search finds the best of all plans, on random problems small
-// enough to enumerate (tests/support/small_instances.h).
-//
-//   tessera_optimality [--instances N] [--seeds N] [--first N] [--proposals N]
-//                      [--limit PLANS] [--show 1]
-//
+// enough to enumerate (tests/support/small_instances.h); kUsage has its flags.
 // Prints a line for each instance, with the times of the enumeration and of the
-// slowest search, and a summary; with --show also the best plan beside one that
-// a search ended with instead. Exits with 1 where fewer than 99 % of the
+// slowest search, and a summary. Exits with 1 where fewer than 99 % of the
 // searches find a plan as fast.
 
 #include <algorithm>
@@ -15,6 +10,8 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "planner/plan/strategy.h"
@@ -116,16 +113,32 @@ int Run(const Settings& settings) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  constexpr const char* kUsage =
+      "usage: tessera_optimality [FLAG N]...\n"
+      "  --instances N  how many are searched (200)\n"
+      "  --first N      the first of them (0)\n"
+      "  --seeds N      searches of each (20)\n"
+      "  --proposals N  of a search (24000)\n"
+      "  --limit N      instances of more plans are passed over (1000000)\n"
+      "  --show 1       prints the best plan beside one found instead\n";
   tessera::Settings settings;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string flag = argv[i];
-    const int64_t value = std::atoll(argv[i + 1]);
-    if (flag == "--instances") settings.instances = value;
-    if (flag == "--seeds") settings.seeds = value;
-    if (flag == "--first") settings.first = value;
-    if (flag == "--proposals") settings.proposals = value;
-    if (flag == "--limit") settings.limit = value;
-    if (flag == "--show") settings.show = value;
+  const std::pair<std::string_view, int64_t*> flags[] = {
+      {"--instances", &settings.instances},
+      {"--seeds", &settings.seeds},
+      {"--first", &settings.first},
+      {"--proposals", &settings.proposals},
+      {"--limit", &settings.limit},
+      {"--show", &settings.show}};
+  for (int i = 1; i < argc; i += 2) {
+    const auto flag =
+        std::ranges::find(flags, std::string_view(argv[i]),
+                          &std::pair<std::string_view, int64_t*>::first);
+    if (flag == std::end(flags) || i + 1 == argc) {
+      const bool help = std::string_view(argv[i]) == "--help";
+      std::fputs(kUsage, help ? stdout : stderr);
+      return help ? 0 : 2;
+    }
+    *flag->second = std::atoll(argv[i + 1]);
   }
   return tessera::Run(settings);
 }

@@ -1,4 +1,4 @@
-#include "planner/search/unlike_stages.h"
+#include "planner/search/stage_cuts.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// A stage's time as unlike_stages.h has it, block by block.
+// A stage's time as stage_cuts.h has it, block by block.
 double TimeOf(const StageProblem& problem, const StageOption& option, int begin,
               int end, int in_flight) {
   const auto sum = [&](const std::vector<LayerCost>& costs) {
