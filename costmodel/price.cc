@@ -272,6 +272,7 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
   for (const OpDef& op : Ops()) kernels_[op.name] = ++number;
   for (const std::string& name : *kStates) kernels_[name] = ++number;
   kernels_["cast"] = ++number;
+  kernels_["stochastic_cast"] = ++number;
   // Those of the graph's file.
   for (const Node& node : graph.nodes) {
     if (kernels_.try_emplace(node.op->name, number + 1).second) ++number;
@@ -689,7 +690,9 @@ double Pricer::TierSeconds(const TaskView& view, CostSource& source) const {
     // The optimizer's results and what is added to are read, too. (The first
     // of a step's microbatches has nothing to add to, and counts as the others:
     // Task::like.)
-    const Bytes again = task.kernel == "cast" ? Bytes{} : written;
+    const bool casts =
+        task.kernel == "cast" || task.kernel == "stochastic_cast";
+    const Bytes again = casts ? Bytes{} : written;
     return seconds(read + written + again,
                    host.memory_bandwidth.value / devices_per_host_);
   }

@@ -104,7 +104,8 @@ KernelCase ListCase(const Task& task, const TaskGraph& tasks,
         {dtype_of(task.writes[0]), {}, {}, KernelCase::Fill::kRandom}};
     return result;
   }
-  if (task.kernel == "cast") {
+  if (task.kernel == "cast" || task.kernel == "stochastic_cast") {
+    if (task.kernel == "stochastic_cast") result.attributes = {{"salt", 1}};
     result.results = {Flat(n, dtype_of(task.writes[0]))};
     return result;
   }

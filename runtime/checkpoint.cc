@@ -599,11 +599,12 @@ Result<void> LoadCheckpoint(const std::string& path,
                   weights->Read(graph.tensor(value.tensor), here));
       part = Rounded(elements, value.dtype);
     } else if (IsRounded(value)) {
-      TESSERA_TRY(const std::vector<std::byte> master,
+      TESSERA_TRY(std::vector<std::byte> master,
                   ReadPart(*file, {name, DType::kFloat32, value.shape}, here));
-      part = Rounded({reinterpret_cast<const float*>(master.data()),
-                      static_cast<size_t>(here.elements())},
-                     value.dtype);
+      part = executor.RoundedMasters(id,
+                                     {reinterpret_cast<float*>(master.data()),
+                                      static_cast<size_t>(here.elements())},
+                                     *step);
     } else {
       TESSERA_TRY(part,
                   ReadPart(*file, {name, value.dtype, value.shape}, here));

@@ -13,6 +13,7 @@
 #include "planner/plan/sequence_order.h"
 #include "runtime/device/staging.h"
 #include "runtime/float16.h"
+#include "runtime/kernels/counter.h"
 
 namespace tessera {
 namespace {
@@ -459,6 +460,49 @@ LocalTensor RankExecutor::local(ValueId id) const {
   return tensor;
 }
 
+LocalTensor RankExecutor::InWeight(ValueId id,
+                                   std::optional<Range>& run) const {
+  const Value& value = tasks_.value(id);
+  const Placement here = placement(id);
+  LocalTensor block;
+  block.dtype = value.dtype;
+  for (const Range& range : here.block) {
+    block.shape.push_back(range.size());
+    block.offset.push_back(range.begin);
+  }
+  block.global_shape = value.shape;
+  if (value.layout.flat != 0) run = here.run;
+  return block;
+}
+
+std::vector<Attribute> RankExecutor::RoundingAttributes(ValueId id) const {
+  const Tensor& weight = graph_.tensor(tasks_.value(id).tensor);
+  return {{"salt", static_cast<double>(HashName(weight.name) >> 11)}};
+}
+
+std::vector<std::byte> RankExecutor::RoundedMasters(ValueId parameter,
+                                                    std::span<float> masters,
+                                                    int64_t steps) const {
+  const Value& value = tasks_.value(parameter);
+  std::vector<std::byte> rounded(masters.size() *
+                                 static_cast<size_t>(SizeOf(value.dtype)));
+  LocalTensor from;
+  from.data = masters.data();
+  from.shape = {std::ssize(masters)};
+  KernelCall call;
+  LocalTensor to = InWeight(parameter, call.run);
+  to.data = rounded.data();
+  const std::vector<Attribute> attributes = RoundingAttributes(parameter);
+  call.operands = {&from, 1};
+  call.results = {&to, 1};
+  call.attributes = attributes;
+  call.seed = seed_;
+  call.step = steps - 1;
+  const bool at_random = options_.stochastic_rounding && steps > 0;
+  FindCpuKernel(at_random ? "stochastic_cast" : "cast").value()->run(call);
+  return rounded;
+}
+
 LocalTensor RankExecutor::Regrouped(ValueId id,
                                     const std::vector<size_t>& groups) const {
   const Value& value = tasks_.value(id);
@@ -538,7 +582,7 @@ bool RankExecutor::ReadsPositions(const std::vector<ValueId>& values) const {
 Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   if (MomentsOf(task.kernel) || task.kernel == "square_sum" ||
       task.kernel == "clip_coefficient" || task.kernel == "cast" ||
-      task.kernel == "running_average") {
+      task.kernel == "stochastic_cast" || task.kernel == "running_average") {
     TESSERA_RETURN_IF_ERROR(PrepareListKernel(task, work));
     PlanLaunches(work);
     return {};
@@ -611,6 +655,16 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
   if (task.kernel == "cast") {
     for (size_t i = 0; i < task.reads.size(); ++i) {
       TESSERA_RETURN_IF_ERROR(add({task.reads[i]}, {task.writes[i]}, false));
+    }
+    return {};
+  }
+  if (task.kernel == "stochastic_cast") {
+    for (size_t i = 0; i < task.reads.size(); ++i) {
+      if (IsAbsent(task.writes[i])) continue;
+      TESSERA_TRY(Call* const call,
+                  add({task.reads[i]}, {task.writes[i]}, false));
+      call->results[0] = InWeight(task.writes[i], call->run);
+      call->attributes = RoundingAttributes(task.writes[i]);
     }
     return {};
   }

@@ -118,6 +118,11 @@ class RankExecutor : public Executor {
   // Of that part `size` bytes from `offset` on, a multiple of kFileBlockBytes.
   Result<void> WriteValue(ValueId value, const void* from, Bytes offset,
                           Bytes size);
+  // What the last of `steps` steps has made of the masters of a 16-bit
+  // parameter's elements here; of no step the nearest numbers.
+  std::vector<std::byte> RoundedMasters(ValueId parameter,
+                                        std::span<float> masters,
+                                        int64_t steps) const;
   // Makes that part zero, without bytes from the host. REQUIRES: it lies on the
   // device.
   void ZeroValue(ValueId value);
@@ -203,6 +208,10 @@ class RankExecutor : public Executor {
   static void PlanLaunches(Work& work);
   Result<void> PrepareFactoredKernel(const Task& task,
                                      const FactoredKernel& kernel, Work& work);
+  // A value of a weight as the block of the whole weight that it is, or that it
+  // has the elements `run` of (flat layouts). Without data.
+  LocalTensor InWeight(ValueId value, std::optional<Range>& run) const;
+  std::vector<Attribute> RoundingAttributes(ValueId parameter) const;
   // A value of a weight, with groups of so many dimensions made one each: this
   // rank's block of it (of a flat layout the block that is cut), placed in what
   // the rank has of all tiles; and the whole's extents.

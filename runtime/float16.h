@@ -50,6 +50,14 @@ inline BFloat16 ToBFloat16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 }
 
+// Up or down at random, as the lower 16 of `random` bits have it: up as often
+// as the value is near there, so that in the mean it is the value.
+inline BFloat16 ToBFloat16AtRandom(float value, uint32_t random) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7f800000u) == 0x7f800000u) return ToBFloat16(value);
+  return {static_cast<uint16_t>((bits + (random & 0xffffu)) >> 16)};
+}
+
 inline Float16 ToFloat16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 16 & 0x8000u;

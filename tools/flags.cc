@@ -109,6 +109,11 @@ Result<void> SetClip(Options& options, const std::string& value) {
   return {};
 }
 
+Result<void> SetStochasticRounding(Options& options, const std::string&) {
+  options.training.stochastic_rounding = true;
+  return {};
+}
+
 Result<void> AddProfile(Options& options, const std::string& value) {
   if (value.empty()) return InvalidInput("the value is empty");
   options.profiles.push_back(value);
@@ -270,6 +275,10 @@ std::span<const Flag> Flags() {
        SetWeightDecay},
       {"--clip", "X", "global gradient norm, 0 for no clipping (default: 1.0)",
        SetClip},
+      {"--stochastic-rounding", "",
+       "round parameters in bf16 up or down at random from their fp32 masters, "
+       "so that in the mean over steps they are these",
+       SetStochasticRounding},
       {"--profile", "FILE",
        "times measured by 'tessera profile'; may be given several times, "
        "later files first",

@@ -91,6 +91,13 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
                             std::string(NameOf(graph->dtype)),
                         "--dtype");
   }
+  if (options.training.stochastic_rounding &&
+      graph->dtype != DType::kBFloat16) {
+    return InvalidInput("is of bf16 parameters, those of '" + options.model +
+                            "' are in " + std::string(NameOf(graph->dtype)) +
+                            ": add --dtype bf16",
+                        "--stochastic-rounding");
+  }
   return graph;
 }
 

@@ -339,6 +339,8 @@ class ProgramBuilder {
   bool clips() const;
   // That of the options, in the table: tasks refer to its name.
   const OptimizerRow& optimizer() const;
+  // The kernel that makes 16-bit parameters of updated masters.
+  std::string_view CastOfUpdates() const;
 
   // Each group begins with a sum, of nothing if need be.
   void EmitNorm();

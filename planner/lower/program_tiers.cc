@@ -341,7 +341,7 @@ void ProgramBuilder::ReturnFromHost(const std::vector<WeightPiece>& pieces,
   }
   if (!cast_to.empty()) {
     Task& task = AddTask(TaskKind::kCompute, cast_from, cast_to);
-    task.kernel = "cast";
+    task.kernel = CastOfUpdates();
     task.stream = Stream(StreamRole::kHost);
   }
   EmitCopies(from, to);

@@ -60,6 +60,12 @@ const OptimizerRow& ProgramBuilder::optimizer() const {
   return OptimizerNamed(context_.options().optimizer);
 }
 
+std::string_view ProgramBuilder::CastOfUpdates() const {
+  const bool at_random = context_.options().stochastic_rounding &&
+                         context_.graph().dtype == DType::kBFloat16;
+  return at_random ? "stochastic_cast" : "cast";
+}
+
 void ProgramBuilder::EmitNorm() {
   if (!clips()) return;
   std::vector<GroupId> begun = context_.groups_begun(block_);
@@ -305,7 +311,7 @@ void ProgramBuilder::ReturnShards(const std::vector<WeightPiece>& pieces,
     cast_to.push_back(shards[i]);
   }
   if (!cast_to.empty()) {
-    AddTask(TaskKind::kCompute, cast_from, cast_to).kernel = "cast";
+    AddTask(TaskKind::kCompute, cast_from, cast_to).kernel = CastOfUpdates();
   }
   std::map<std::pair<CommKind, AxisSet>,
            std::pair<std::vector<ValueId>, std::vector<ValueId>>>

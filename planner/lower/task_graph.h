@@ -98,8 +98,9 @@ struct Task {
   // parameter, m, v of each in turn; "sgd" the parameters, "running_average"
   // those of distances; "square_sum" reads the gradients. In fp16 the state of
   // the loss scale stands behind these, and "clip_coefficient" updates it.
-  // "cast" makes writes[i] of reads[i]. A sum of squares that has a tensor is
-  // that of the reads of this tensor. Factored lists: factored_update.h.
+  // "cast" and "stochastic_cast" make writes[i] of reads[i]. A sum of squares
+  // that has a tensor is that of the reads of this tensor. Factored lists:
+  // factored_update.h.
   std::vector<ValueId> reads;
   std::vector<ValueId> writes;
   // kCompute: axes by operand; at nonzero coordinates of these the operand

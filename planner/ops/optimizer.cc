@@ -116,6 +116,11 @@ std::vector<OpDef> OptimizerOps() {
        .summary = "conversion of element type",
        .rule = "n->n",
        .flops = FlopsPerPoint<1>},
+      // The same to bf16, up or down at random: in the mean it is the master.
+      {.name = "stochastic_cast",
+       .summary = "conversion of element type, rounded at random",
+       .rule = "n->n",
+       .flops = FlopsPerPoint<1>},
       // Accumulates the sum of squares of a gradient shard, or of a
       // parameter's.
       {.name = "square_sum",

@@ -158,6 +158,9 @@ struct TrainingOptions {
   std::optional<double> epsilon1 = {};
   double epsilon2 = 1e-3;
   double d = 1.0;
+  // bf16 parameters are rounded up or down at random from their fp32 masters,
+  // so that in the mean over steps they are these.
+  bool stochastic_rounding = false;
   bool operator==(const TrainingOptions&) const = default;
 };
 

@@ -4,11 +4,25 @@
 
 #include <cmath>
 #include <cstdint>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "planner/base/rng.h"
 #include "runtime/kernels/kernel.h"
 
 namespace tessera {
+
+// FNV-1a, 64 bits (Fowler, Noll and Vo), which unlike std::hash is the same on
+// every platform.
+constexpr uint64_t HashName(std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (char c : name) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  }
+  return hash;
+}
 
 // Runs of elements that are neighbours in the block and in the whole tensor:
 // those along the last dimension.
@@ -41,8 +55,55 @@ void ForEachRun(const LocalTensor& tensor, int64_t begin, int64_t end,
   }
 }
 
-// The key of one dropout node in one step. An element is kept where
-// CounterUniform01(key, its global index) >= probability.
+// Where the elements of a block lie in the whole tensor, as a formula.
+struct BlockIndex {
+  int64_t first = 0;         // of the block
+  int64_t run = 1;           // so many are neighbours in both
+  int64_t runs = 1;          // so many of these lie
+  int64_t between_runs = 0;  // so far apart, and the next so many
+  int64_t between = 0;       // so far from those
+
+  constexpr uint64_t At(int64_t i) const {
+    const int64_t at = i / run;
+    return static_cast<uint64_t>(first + at / runs * between +
+                                 at % runs * between_runs + i % run);
+  }
+};
+
+// Nothing where more than three dimensions are cut.
+inline std::optional<BlockIndex> BlockIndexOf(const LocalTensor& tensor) {
+  BlockIndex index;
+  // Dimensions from the last on, those of which all is here with the next.
+  std::vector<std::pair<int64_t, int64_t>> extents = {{1, 1}};  // here, in all
+  int64_t stride = 1;
+  for (size_t d = tensor.shape.size(); d-- > 0;) {
+    index.first += tensor.offset[d] * stride;
+    stride *= tensor.global_shape[d];
+    auto& [here, all] = extents.back();
+    if (here == all) {
+      here *= tensor.shape[d];
+      all *= tensor.global_shape[d];
+    } else {
+      extents.emplace_back(tensor.shape[d], tensor.global_shape[d]);
+    }
+  }
+  if (extents.size() > 3) return std::nullopt;
+  extents.resize(3, {1, 1});
+  index.run = extents[0].first;
+  index.between_runs = extents[0].second;
+  index.runs = extents[1].first;
+  index.between = extents[0].second * extents[1].second;
+  return index;
+}
+
+// Whether a call of "stochastic_cast" is of the types that are rounded so.
+inline bool RoundsAtRandom(const KernelCall& call) {
+  return call.operands[0].dtype == DType::kFloat32 &&
+         call.results[0].dtype == DType::kBFloat16;
+}
+
+// The key of one dropout node, or of a weight's rounding, in one step. An
+// element is kept where CounterUniform01(key, its global index) >= probability.
 constexpr uint64_t DropoutKey(uint64_t seed, int64_t step, uint64_t salt) {
   return Mix64(seed ^ Mix64(static_cast<uint64_t>(step) ^ Mix64(salt)));
 }

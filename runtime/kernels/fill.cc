@@ -7,16 +7,6 @@
 namespace tessera {
 namespace {
 
-// FNV-1a, 64 bits (Fowler, Noll and Vo), which unlike std::hash is the same on
-// every platform.
-uint64_t HashName(std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (char c : name) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-  }
-  return hash;
-}
-
 // Elements of a thread's turn.
 constexpr int64_t kChunk = 1 << 14;
 

@@ -110,8 +110,8 @@ struct Kernel {
   // Several calls at once, with the results of one after the other, bit for
   // bit; null: there is no such form. The calls are of one task of the
   // optimizer: tensors have the same types in all of them, operands behind the
-  // first are the same, and so are attributes but for weight_decay. No call
-  // writes what another one reads or writes, unless it accumulates.
+  // first are the same, and so are attributes but for weight_decay and salt. No
+  // call writes what another one reads or writes, unless it accumulates.
   void (*run_list)(std::span<const KernelCall>) = nullptr;
 };
 

@@ -240,6 +240,35 @@ TEST_F(CudaKernelCalls, ListsOfUpdatesEqualSingleOnes) {
                                    true,
                                    std::vector<int64_t>(43, 9)});
   ExpectListEqualsCalls(*device_, {"cast", {}, kFp32, {DType::kBFloat16}, {}});
+  ExpectListEqualsCalls(
+      *device_,
+      {"stochastic_cast", {{"salt", 5}}, kFp32, {DType::kBFloat16}, {}});
+}
+
+// Rounded by where the elements lie in the whole tensor, of which here is a
+// block that three dimensions cut.
+TEST_F(CudaKernelCalls, RoundsCutBlocksAtRandomAsTheCpu) {
+  const HostTensor from = Random({2, 3, 3, 2, 3}, 1);
+  const std::vector<Attribute> attributes = {{"salt", 9}};
+  const std::vector<LocalTensor> operands = {from.Local()};
+  const auto rounded = [&](bool on_device) {
+    HostTensor to({2, 3, 3, 2, 3}, DType::kBFloat16);
+    std::vector<LocalTensor> results = {to.Local()};
+    results[0].offset = {1, 0, 2, 0, 1};
+    results[0].global_shape = {4, 3, 6, 2, 5};
+    const KernelCall call = {.attributes = attributes,
+                             .operands = operands,
+                             .results = results,
+                             .seed = 4,
+                             .step = 2};
+    if (on_device) {
+      RunOnDevice(*device_, "stochastic_cast", call, /*in_place=*/false);
+    } else {
+      RunCpuKernel("stochastic_cast", call);
+    }
+    return to;
+  };
+  EXPECT_TRUE(rounded(true).SameBits(rounded(false)));
 }
 
 // Sums of squares add to one number in the order of the calls, or are one each.

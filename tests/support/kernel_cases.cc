@@ -1103,6 +1103,7 @@ const std::vector<KernelCase>& KernelCases() {
        {},
        /*in_place=*/true},
       {"cast", "cast", "", {{'n', 301}}},
+      {"stochastic_cast", "stochastic_cast", "", {{'n', 301}}, {{"salt", 3}}},
       {"square_sum", "square_sum", "", {{'n', 301}}},
       {"clip_coefficient", "clip_coefficient", "", {}, {{"clip", 0.5}}},
   };

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "runtime/kernels/counter.h"
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/vector.h"
 #include "runtime/loss_scale.h"
@@ -116,6 +117,30 @@ void Cast(const KernelCall& call) {
   for (int64_t i = 0; i < from.elements(); ++i) Put(to, i, Get(from, i));
 }
 
+// fp32 master -> bf16 parameter, rounded at random by the place in the whole
+// tensor: the result's block, of which the elements `run` are here. Of other
+// types as Cast.
+void StochasticCast(const KernelCall& call) {
+  const LocalTensor& to = call.results[0];
+  if (!RoundsAtRandom(call)) return Cast(call);
+  const auto index = BlockIndexOf(to);
+  TESSERA_CHECK(index.has_value()) << "more than three dimensions are cut";
+  const uint64_t key =
+      DropoutKey(call.seed, call.step_argument().Get().step,
+                 static_cast<uint64_t>(call.attribute("salt")));
+  const int64_t first = call.run ? call.run->begin : 0;
+  const float* const x = call.operands[0].as<const float>();
+  auto* const y = to.as<BFloat16>();
+  ForEachRange(
+      call, call.operands[0].elements(), RowGrain(1),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const uint64_t random = CounterBits53(key, index->At(first + i));
+          y[i] = ToBFloat16AtRandom(x[i], static_cast<uint32_t>(random));
+        }
+      });
+}
+
 // gradient -> sum of squares: of fixed blocks, and of their sums in order.
 template <typename T>
 void SquareSum(const KernelCall& call) {
@@ -185,6 +210,7 @@ std::vector<Kernel> CpuOptimizerKernels() {
       {"running_average",
        ByDType<RunningAverage<float>, RunningAverage<double>>},
       {"cast", Cast},
+      {"stochastic_cast", StochasticCast},
       {"square_sum", ByDType<SquareSum<float>, SquareSum<double>>, true},
       {"clip_coefficient", ClipCoefficient},
   };

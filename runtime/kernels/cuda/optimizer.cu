@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "runtime/kernels/counter.h"
 #include "runtime/kernels/cuda/reduce.h"
 #include "runtime/kernels/cuda/tensor_list.h"
 #include "runtime/loss_scale.h"
@@ -189,6 +190,38 @@ __global__ void Cast(
       list, [](const CastTensors<From, To>& of, int64_t first, Span span) {
         float x[kVector];
         of.from.Load(first, span, x);
+        of.to.Store(first, span, x);
+      });
+}
+
+struct StochasticCastTensors {
+  Elements<float> from;
+  Elements<BFloat16> to;
+  int64_t n = 0;
+  int64_t first = 0;  // of these in the block
+  uint64_t salt = 0;
+  BlockIndex index;
+};
+
+__global__ void StochasticCast(
+    const __grid_constant__ TensorList<StochasticCastTensors> list,
+    uint64_t seed, StepArgument now) {
+  const int64_t step = now.Get().step;
+  ForEachListedVector(
+      list, [&](const StochasticCastTensors& of, int64_t first, Span span) {
+        const uint64_t key = DropoutKey(seed, step, of.salt);
+        float x[kVector];
+        of.from.Load(first, span, x);
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          const uint32_t bits = __float_as_uint(x[j]);
+          if ((bits & 0x7f800000U) == 0x7f800000U) continue;
+          const uint64_t random =
+              CounterBits53(key, of.index.At(of.first + first + j));
+          // Of the type that it is stored in.
+          x[j] = __uint_as_float(
+              (bits + static_cast<uint32_t>(random & 0xffffU)) & 0xffff0000U);
+        }
         of.to.Store(first, span, x);
       });
 }
@@ -403,6 +436,31 @@ void CallCast(std::span<const KernelCall> calls) {
   });
 }
 
+void CallStochasticCast(std::span<const KernelCall> calls) {
+  const KernelCall& one = calls[0];
+  if (!RoundsAtRandom(one)) return CallCast(calls);
+  InLists<StochasticCastTensors>(
+      calls, 0,
+      [](const KernelCall& call) {
+        const LocalTensor& to = call.results[0];
+        const auto index = BlockIndexOf(to);
+        TESSERA_CHECK(index.has_value())
+            << "more than three dimensions are cut";
+        return StochasticCastTensors{
+            Elements<float>(call.operands[0]),
+            Elements<BFloat16>(to),
+            call.operands[0].elements(),
+            call.run ? call.run->begin : 0,
+            static_cast<uint64_t>(call.attribute("salt")),
+            *index};
+      },
+      [&](const TensorList<StochasticCastTensors>& list, auto,
+          unsigned blocks) {
+        Launch(StochasticCast, blocks, kThreads, 0, *one.queue, list, one.seed,
+               one.step_argument());
+      });
+}
+
 void CallSquareSum(std::span<const KernelCall> calls) {
   CudaQueue& queue = *calls[0].queue;
   ByType({calls[0].operands[0]}, [&]<typename T>() {
@@ -450,6 +508,8 @@ std::vector<Kernel> CudaOptimizerKernels() {
       {"running_average", RunAlone<CallRunningAverage>, false,
        CallRunningAverage},
       {"cast", RunAlone<CallCast>, false, CallCast},
+      {"stochastic_cast", RunAlone<CallStochasticCast>, false,
+       CallStochasticCast},
       {"square_sum", RunAlone<CallSquareSum>, true, CallSquareSum},
       {"clip_coefficient", CallClipCoefficient},
   };

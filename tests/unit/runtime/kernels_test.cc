@@ -417,6 +417,88 @@ TEST(Dropout, KeepsItsShareAndScalesIt) {
   EXPECT_THAT(dropped(1, 0, 0), Each(0));
 }
 
+// bf16 numbers from 1 to 2 are 2^-7 apart; 1 + 2^-9 is a quarter of that above
+// 1, so that a quarter of its copies go up.
+TEST(StochasticCast, IsTheMasterInTheMean) {
+  constexpr int64_t kCount = 10000;
+  constexpr double kUp = 1 + 0x1p-7;
+  HostTensor x({kCount}, kF32);
+  for (int64_t i = 0; i < kCount; ++i) x.Set(i, i % 2 == 0 ? -1.5 : 1 + 0x1p-9);
+  const auto rounded = [&](double salt, int64_t step) {
+    const HostTensor y({kCount}, DType::kBFloat16);
+    RunKernel("stochastic_cast", {x.Local()}, {y.Local()},
+              {.attributes = {{"salt", salt}}, .step = step});
+    return y.Values();
+  };
+  const std::vector<double> y = rounded(1, 0);
+  int64_t up = 0;
+  for (int64_t i = 0; i < kCount; ++i) {
+    if (i % 2 == 0) {
+      EXPECT_EQ(y[i], -1.5);  // is a bf16 number
+      continue;
+    }
+    EXPECT_TRUE(y[i] == 1 || y[i] == kUp) << y[i];
+    up += y[i] == kUp;
+  }
+  // 1250 expected, deviation sqrt(5000 * 0.25 * 0.75) = 31; five of them.
+  EXPECT_NEAR(up, 1250, 155);
+  EXPECT_EQ(y, rounded(1, 0));
+  EXPECT_NE(y, rounded(1, 1));
+  EXPECT_NE(y, rounded(2, 0));
+}
+
+TEST(StochasticCast, LeavesWhatIsNotFinite) {
+  const HostTensor x({3}, kF32, {kInfinity, -kInfinity, std::nan("")});
+  const HostTensor y({3}, DType::kBFloat16);
+  RunKernel("stochastic_cast", {x.Local()}, {y.Local()},
+            {.attributes = {{"salt", 1}}});
+  EXPECT_EQ(y.At(0), kInfinity);
+  EXPECT_EQ(y.At(1), -kInfinity);
+  EXPECT_TRUE(std::isnan(y.At(2)));
+}
+
+// A block of a tensor, cut along three dimensions, and a run of the block are
+// rounded as the whole is there.
+TEST(StochasticCast, PartsAreRoundedAsTheWhole) {
+  const Shape whole = {4, 3, 6, 2, 5};
+  HostTensor x(whole, kF32);
+  for (int64_t i = 0; i < x.elements(); ++i) x.Set(i, 1 + 0x1p-8);
+  const HostTensor y(whole, DType::kBFloat16);
+  const Options options = {.attributes = {{"salt", 7}}, .step = 3};
+  RunKernel("stochastic_cast", {x.Local()}, {y.Local()}, options);
+  // [1, 3) x all x [2, 5) x all x [1, 4).
+  const Shape shape = {2, 3, 3, 2, 3};
+  const HostTensor part_x({108}, kF32, std::vector<double>(108, 1 + 0x1p-8));
+  HostTensor part({108}, DType::kBFloat16);
+  LocalTensor block = part.Local();
+  block.shape = shape;
+  block.offset = {1, 0, 2, 0, 1};
+  block.global_shape = whole;
+  RunKernel("stochastic_cast", {part_x.Local()}, {block}, options);
+  std::vector<double> expected;
+  for (int64_t a = 1; a < 3; ++a) {
+    for (int64_t b = 0; b < 3; ++b) {
+      for (int64_t c = 2; c < 5; ++c) {
+        for (int64_t d = 0; d < 2; ++d) {
+          for (int64_t e = 1; e < 4; ++e) {
+            expected.push_back(y.At((((a * 3 + b) * 6 + c) * 2 + d) * 5 + e));
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(part.Values(), expected);
+  // Elements [31, 47) of the block.
+  const HostTensor run_x({16}, kF32, std::vector<double>(16, 1 + 0x1p-8));
+  const HostTensor run({16}, DType::kBFloat16);
+  block.data = run.Local().data;
+  Options of_run = options;
+  of_run.run = Range{31, 47};
+  RunKernel("stochastic_cast", {run_x.Local()}, {block}, of_run);
+  EXPECT_EQ(run.Values(),
+            std::vector<double>(expected.begin() + 31, expected.begin() + 47));
+}
+
 TEST(Comparisons, OfEqualLessAndGreater) {
   const HostTensor a = F64({3}, {1, 2, 3});
   const HostTensor b = F64({3}, {2, 2, 2});
