@@ -207,13 +207,13 @@ size_t IntKeyHash::operator()(const IntKey& key) const {
 }
 
 Pricer::Pricer(const Graph& graph, const Cluster& cluster,
-               const ProfileDb* profile, bool all_fused)
+               const ProfileDb* profile, const PricerOptions& options)
     : graph_(graph),
       cluster_(cluster),
       profile_(profile),
       products_(profile, cluster.device_types),
       collectives_(cluster),
-      all_fused_(all_fused),
+      options_(options),
       shards_(kShards) {
   int node = -1;
   for (size_t i = 0; i < cluster.devices.size(); ++i) {
@@ -233,7 +233,7 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
   fusion_ = FusionOf(graph, cluster.stack);
   fused_ = FuseNodes(graph,
                      [&](std::string_view kernel) { return HasFused(kernel); });
-  casts_fused_ = HasFused("adamw+cast");
+  casts_fused_ = !options.casts_alone && HasFused("adamw+cast");
   routing_ = RoutingOf(graph);
   exchanged_slots_ = ExchangedSlots(graph);
   std::map<std::pair<std::string, std::vector<double>>, int> signatures;
@@ -962,7 +962,7 @@ double Pricer::HostSeconds(const TaskView& view, const CostQuery& query) const {
 bool Pricer::HasFused(std::string_view kernel) const {
   const bool update = kernel.ends_with("+cast");
   if (update && SizeOf(graph_.dtype) != 2) return false;
-  if (all_fused_) return true;
+  if (options_.all_fused) return true;
   if (profile_ == nullptr) return false;
   ProfileKey key;
   key.name = kernel;
@@ -987,7 +987,8 @@ const FusedNode* Pricer::FusedAt(const Task& task) const {
 
 bool Pricer::FusesAll() const {
   const auto all = FuseNodes(graph_, [](std::string_view) { return true; });
-  const bool casts = SizeOf(graph_.dtype) == 2;  // of updated masters
+  // Of updated masters.
+  const bool casts = SizeOf(graph_.dtype) == 2 && !options_.casts_alone;
   return (!casts || casts_fused_) &&
          std::ranges::all_of(all, [&](const FusedNode& node) {
            return node.kernel() == nullptr || HasFused(node.kernel()->name);

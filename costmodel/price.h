@@ -90,13 +90,19 @@ struct IntKeyHash {
   size_t operator()(const IntKey& key) const;
 };
 
+struct PricerOptions {
+  // All FusedKernels are there, and not just those that the profile has rows of
+  // for every device of the cluster.
+  bool all_fused = false;
+  // But none of an update and a cast: TrainingOptions::stochastic_rounding.
+  bool casts_alone = false;
+};
+
 class Pricer {
  public:
-  // Of the FusedKernels, those that the profile has rows of for every device of
-  // the cluster are taken to be there, or with `all_fused` all.
   // `profile` may be null. All three outlive this, unchanged.
   Pricer(const Graph& graph, const Cluster& cluster, const ProfileDb* profile,
-         bool all_fused = false);
+         const PricerOptions& options = {});
   Pricer(const Pricer&) = delete;
   Pricer& operator=(const Pricer&) = delete;
 
@@ -193,7 +199,7 @@ class Pricer {
   double devices_per_host_ = 1;    // the most
   std::vector<int> signature_;     // by node: operator and rule
   std::vector<Fusion> fusion_;     // by node
-  const bool all_fused_;
+  const PricerOptions options_;
   std::vector<FusedNode> fused_;  // by node; empty: none is fused
   bool casts_fused_ = false;      // with updates
   Routing routing_;

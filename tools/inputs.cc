@@ -93,8 +93,9 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
   }
   if (options.training.stochastic_rounding &&
       graph->dtype != DType::kBFloat16) {
-    return InvalidInput("is of bf16 parameters, those of '" + options.model +
-                            "' are in " + std::string(NameOf(graph->dtype)) +
+    return InvalidInput("rounds parameters in bf16, and those of '" +
+                            options.model + "' are in " +
+                            std::string(NameOf(graph->dtype)) +
                             ": add --dtype bf16",
                         "--stochastic-rounding");
   }

@@ -730,11 +730,15 @@ RunReport ReportOf(const Job& job, const TaskGraph& tasks,
   return report;
 }
 
-// Adds what was learned to the profile at `path`, if there is one.
-Result<void> WriteLearned(const std::string& path, const Job& job,
+// Adds what was learned to the profile at --learn, if there is one.
+Result<void> WriteLearned(const Options& options, const Job& job,
                           const TaskGraph& tasks, const RunReport& report) {
+  const std::string& path = options.learn;
   const Inputs& inputs = job.inputs;
-  const Pricer pricer(inputs.graph, inputs.cluster, inputs.profile_or_null());
+  const PricerOptions pricing = {.casts_alone =
+                                     options.training.stochastic_rounding};
+  const Pricer pricer(inputs.graph, inputs.cluster, inputs.profile_or_null(),
+                      pricing);
   TESSERA_TRY(ProfileDb before, ProfileToExtend(path, OriginOfJob(job)));
   ProfileDb learned =
       Learn(pricer, tasks, report.comparisons, OriginOfJob(job));
@@ -811,8 +815,10 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   // Where tasks are timed, as they are priced.
   const bool times_tasks =
       options.compare || !options.learn.empty() || !options.trace.empty();
+  const PricerOptions pricing = {.casts_alone =
+                                     options.training.stochastic_rounding};
   training.fuses = !times_tasks || Pricer(graph, job.inputs.cluster,
-                                          job.inputs.profile_or_null())
+                                          job.inputs.profile_or_null(), pricing)
                                        .FusesAll();
   training.tune = !options.tune.empty();
   training.products_path = options.tune;
@@ -890,7 +896,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
           WriteFileAtomically(options.tune, result.products));
     }
     if (!options.learn.empty()) {
-      TESSERA_RETURN_IF_ERROR(WriteLearned(options.learn, job, tasks, report));
+      TESSERA_RETURN_IF_ERROR(WriteLearned(options, job, tasks, report));
     }
     if (!options.trace.empty()) {
       TESSERA_RETURN_IF_ERROR(WriteFileAtomically(

@@ -157,6 +157,7 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
     // Of blocks that are far, whether there are such.
     std::set<std::array<int64_t, 4>> of_far;
     const auto append_far = [&] {
+      form.push_back(-2);
       for (const auto& entry : of_far) {
         form.insert(form.end(), entry.begin(), entry.end());
       }

@@ -138,7 +138,8 @@ Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
       options_(options),
       most_simulated_(most_simulated),
       facts_(graph, cluster, options),
-      pricer_(graph, cluster, profile) {}
+      pricer_(graph, cluster, profile,
+              {.casts_alone = options.stochastic_rounding}) {}
 
 Evaluator::~Evaluator() = default;
 

@@ -40,8 +40,10 @@
 // (Chan et al. 2007, table of lower bounds), twice for a sum that all need
 // unless switches add; the links to the network that their routes take are the
 // limit. Where hosts have unlike numbers of the n copies of a part, one that
-// has k of them takes in (n - k) / n. So does each device, with k = 1, over all
-// links that it has. With measured collectives none of this counts.
+// has k of them takes in (n - k) / n, and of a sum twice that as rings and
+// halving have it (trees within hosts, which would take in less, are for hosts
+// of equal numbers: costmodel/collective). So does each device, with k = 1,
+// over all links that it has. With measured collectives none of this counts.
 //
 // Memory. What a stage stores, and the activations of the (chunk, microbatch)
 // pairs that have run forward when the first backward starts

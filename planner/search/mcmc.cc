@@ -26,7 +26,8 @@ constexpr double kWalkEnd = 0.9;
 constexpr double kPatience = 0.5;
 
 // Rounds without an improvement after which a ladder starts anew: a round for
-// each operator, at least these, and twice as many as led to the best.
+// each node of the graph, at least these, and twice as many as led to the best.
+// That takes tens of thousands of proposals of all but the smallest graphs.
 constexpr int64_t kLeastRounds = 8;
 
 }  // namespace
@@ -212,15 +213,15 @@ class Walk {
   // Chains c with c / kRungs = its place.
   struct Ladder {
     int64_t rounds = 0;    // since it started, or started anew
-    int64_t improved = 0;  // the last of them with a better plan than before
-    Score best;
+    int64_t improved = 0;  // the last that ended with a better plan than before
+    Score best;            // at the ends of these rounds
     bool restart = false;  // with the next round
   };
 
   bool Ended() const { return clock_.StoppedOrPast(kWalkEnd); }
 
   void WalkRound(size_t c) {
-    if (ladders_[c / kRungs].restart) {
+    if (ladders_[c / kRungs].restart && !Ended()) {
       // A stream of its own for each.
       Rng rng(options_.seed,
               (uint64_t{1} << 35) +
@@ -255,7 +256,7 @@ class Walk {
     stalled_ = options_.time_limit > 0 &&
                now - improved_ > kPatience * options_.time_limit;
     done_ = all_done || Ended() || stalled_;
-    if (options_.progress && now - reported_ > 0.1) {
+    if (options_.progress && now - reported_ > kReportInterval) {
       reported_ = now;
       options_.progress({proposals, now, best_.feasible, best_.step_time});
     }
@@ -284,11 +285,12 @@ class Walk {
     for (size_t l = 0; l < ladders_.size(); ++l) {
       Ladder& ladder = ladders_[l];
       if (ladder.restart) ladder = {};
-      ++ladder.rounds;
+      const bool first = ladder.rounds++ == 0;
       const size_t end = std::min(chains_.size(), (l + 1) * kRungs);
       for (size_t c = l * kRungs; c < end; ++c) {
         const Score score = ScoreOf(chains_[c].evaluation());
-        if (ladder.rounds > 1 && !Better(score, ladder.best)) continue;
+        const bool begins = first && c == l * kRungs;
+        if (!begins && !Better(score, ladder.best)) continue;
         ladder.best = score;
         ladder.improved = ladder.rounds;
       }

@@ -12,8 +12,8 @@
 // so that cold chains settle in what hot ones have found. Both leave each
 // chain's distribution, exp(-c / T), as it is.
 // Infeasible plans have probability zero: a chain that has met a feasible plan
-// takes no other, and exchanges with none. Until then c(x) is the overflow of
-// the fullest device, over that of the chain's start.
+// since it started takes no other, and exchanges with none. Until then c(x) is
+// the overflow of the fullest device, over that of the chain's start.
 //
 // A ladder that has found nothing better for long starts anew from random
 // plans; what it had found stays found.
@@ -46,8 +46,9 @@ struct SearchProgress {
 inline constexpr int kRungs = 4;             // temperatures of a ladder
 inline constexpr double kBetweenRungs = 10;  // each over the next colder one
 inline constexpr int kRound = 64;  // steps of each chain between exchanges
-inline constexpr double kKeepInterval = 2;  // seconds
-inline constexpr double kApart = 0.005;     // of candidates, of the step time
+inline constexpr double kKeepInterval = 2;      // seconds
+inline constexpr double kReportInterval = 0.1;  // seconds
+inline constexpr double kApart = 0.005;  // of candidates, of the step time
 
 struct SearchOptions {
   uint64_t seed = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <utility>
 
 #include "planner/base/threads.h"
@@ -247,11 +248,23 @@ class StartFinder {
   }
 
  private:
-  std::function<bool()> After(double part) const {
-    return [this, part] { return clock_.StoppedOrPast(part); };
+  // Asked often, by any thread: reports on the way.
+  std::function<bool()> After(double part) {
+    return [this, part] {
+      Report();
+      return clock_.StoppedOrPast(part);
+    };
   }
-  SweepResult SweepOf(const std::vector<Strategy>& strategies,
-                      size_t count) const {
+  void Report() {
+    if (!options_.progress) return;
+    const std::unique_lock lock(reporting_, std::try_to_lock);
+    if (!lock.owns_lock() || clock_.Seconds() - reported_ < kReportInterval) {
+      return;
+    }
+    reported_ = clock_.Seconds();
+    options_.progress({0, reported_, best_.feasible, best_.step_time});
+  }
+  SweepResult SweepOf(const std::vector<Strategy>& strategies, size_t count) {
     return Sweep(space_, allowed_, strategies, count, threads_,
                  After(kStartEnd), [this] { return clock_.Past(kBoundsEnd); });
   }
@@ -289,6 +302,10 @@ class StartFinder {
       } else if (auto plan = WithFixed(space_, baseline.plan, giving)) {
         starts_.priced.push_back(Priced(*std::move(plan)));
       }
+    }
+    for (const FoundPlan& found : starts_.priced) {
+      const Score score = ScoreOf(found.evaluation);
+      if (Better(score, best_)) best_ = score;
     }
   }
 
@@ -415,6 +432,9 @@ class StartFinder {
   const std::vector<Strategy> strategies_;
   std::vector<Strategy> uniform_;  // the best, in order
   Starts starts_;
+  Score best_;  // of the baselines, as far as is reported
+  std::mutex reporting_;
+  double reported_ = 0;
 };
 
 }  // namespace

@@ -58,7 +58,8 @@ bool IsFolded(const Starts& starts, int chain);
 Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
              const Starts& starts, int chain, uint64_t seed);
 
-// A random plan: random moves, each taken as it comes, from any of the starts.
+// A random plan: random moves, each taken as it comes, from one of the ranked
+// plans or the baselines.
 Plan RandomStart(const SearchSpace& space, std::span<const Move> moves,
                  const Starts& starts, bool folded, Rng& rng);
 

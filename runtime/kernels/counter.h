@@ -70,7 +70,7 @@ struct BlockIndex {
   }
 };
 
-// Nothing where more than three dimensions are cut.
+// Nothing where more than two dimensions besides the first are cut.
 inline std::optional<BlockIndex> BlockIndexOf(const LocalTensor& tensor) {
   BlockIndex index;
   // Dimensions from the last on, those of which all is here with the next.

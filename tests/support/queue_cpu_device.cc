@@ -19,8 +19,8 @@ constexpr uint32_t kLateOneIn = 16;
 constexpr std::chrono::microseconds kLate{50};
 
 // Kernels that take lists on CUDA. They are called one by one.
-constexpr std::string_view kListed[] = {"adamw", "momentum", "sgd", "cast",
-                                        "square_sum"};
+constexpr std::string_view kListed[] = {
+    "adamw", "momentum", "sgd", "cast", "square_sum", "stochastic_cast"};
 void RunAll(std::span<const KernelCall>) {
   TESSERA_CHECK(false) << "run past LaunchList";
 }

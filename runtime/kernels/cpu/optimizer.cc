@@ -124,7 +124,7 @@ void StochasticCast(const KernelCall& call) {
   const LocalTensor& to = call.results[0];
   if (!RoundsAtRandom(call)) return Cast(call);
   const auto index = BlockIndexOf(to);
-  TESSERA_CHECK(index.has_value()) << "more than three dimensions are cut";
+  TESSERA_CHECK(index.has_value()) << "cut in too many dimensions";
   const uint64_t key =
       DropoutKey(call.seed, call.step_argument().Get().step,
                  static_cast<uint64_t>(call.attribute("salt")));

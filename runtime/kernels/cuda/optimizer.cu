@@ -444,8 +444,7 @@ void CallStochasticCast(std::span<const KernelCall> calls) {
       [](const KernelCall& call) {
         const LocalTensor& to = call.results[0];
         const auto index = BlockIndexOf(to);
-        TESSERA_CHECK(index.has_value())
-            << "more than three dimensions are cut";
+        TESSERA_CHECK(index.has_value()) << "cut in too many dimensions";
         return StochasticCastTensors{
             Elements<float>(call.operands[0]),
             Elements<BFloat16>(to),

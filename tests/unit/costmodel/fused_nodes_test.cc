@@ -73,7 +73,7 @@ TEST(FuseNodes, ArePricedWhereTheyAreMeasured) {
   const Plan plan =
       PlanFromStrategy(graph, cluster, ParseStrategy("mbs=4").value()).value();
   const TaskGraph tasks = Lower(graph, cluster, plan, TrainingOptions{});
-  const Pricer all(graph, cluster, nullptr, /*all_fused=*/true);
+  const Pricer all(graph, cluster, nullptr, {.all_fused = true});
   const std::vector<ProfileKey> keys = ProfileKeysOf(all, tasks);
   ProfileDb profile;
   for (const ProfileKey& key : keys) {
@@ -126,7 +126,7 @@ TEST(FuseNodes, OtherSizesArePricedAsAWhole) {
   };
   const TaskGraph four = tasks_of("mbs=4");
   const TaskGraph two = tasks_of("mbs=2");
-  const Pricer all(graph, cluster, nullptr, /*all_fused=*/true);
+  const Pricer all(graph, cluster, nullptr, {.all_fused = true});
   ProfileDb near;
   ProfileDb far;
   for (ProfileKey key : ProfileKeysOf(all, four)) {

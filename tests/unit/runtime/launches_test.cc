@@ -31,6 +31,7 @@ class CountingDevice : public QueueDevice {
     for (const Kernel& kernel : CpuKernels()) {
       kernels_.push_back(kernel);
       const bool listed = kernel.name == "adamw" || kernel.name == "cast" ||
+                          kernel.name == "stochastic_cast" ||
                           kernel.name == "square_sum";
       if (lists && listed) {
         kernels_.back().run_list = [](std::span<const KernelCall>) {};
