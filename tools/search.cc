@@ -59,7 +59,7 @@ class ProgressLine {
  private:
   static constexpr double kSecondsBetweenLines = 2;
   const bool terminal_ = isatty(STDERR_FILENO) != 0;
-  double next_s_ = 0;
+  double next_s_ = kSecondsBetweenLines;
 };
 
 // Plans near that of --from, at most.
