@@ -89,6 +89,22 @@ Graph T5(DType dtype) {
   return Model(ExamplePath("models/t5-tiny/config.json"), dtype);
 }
 
+// Seven layers of a decoder: several are alike that are no neighbours of its
+// ends.
+Graph DeepT5() {
+  const auto layers = ParseJson("{\"encoder\": 2, \"decoder\": 7}");
+  ImportOptions options;
+  options.global_batch = 16;
+  options.seq_len = 32;
+  options.dtype = DType::kBFloat16;
+  options.overrides = {{"num_layers", layers->Field("encoder")},
+                       {"num_decoder_layers", layers->Field("decoder")}};
+  return Differentiate(
+             ImportModel(ExamplePath("models/t5-tiny/config.json"), options)
+                 .value())
+      .value();
+}
+
 int Pick(Rng& rng, std::initializer_list<int> choices) {
   return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
 }
@@ -329,6 +345,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"t5_cpu", [] { return T5(DType::kFloat32); }, "local-cpu:8", 0.2},
         Case{"t5_a100", [] { return T5(DType::kBFloat16); }, "dgx-a100-80gb:2",
              0.2},
+        Case{"t5_deep", DeepT5, "dgx-a100-80gb:2x4", 0.2},
         Case{"llama_sgd_unclipped",
              [] { return Llama(DType::kFloat64); },
              "dgx-h100:1",
