@@ -431,23 +431,28 @@ Placement RankExecutor::placement(ValueId id) const {
                      position(value.group));
 }
 
+LocalTensor BlockOf(const Value& value, const Placement& here) {
+  LocalTensor block;
+  block.dtype = value.dtype;
+  for (const Range& range : here.block) {
+    block.shape.push_back(range.size());
+    block.offset.push_back(range.begin);
+  }
+  block.global_shape = value.shape;
+  return block;
+}
+
 LocalTensor RankExecutor::local(ValueId id) const {
   const Value& value = tasks_.value(id);
   const Placement here = placement(id);
-  LocalTensor tensor;
+  LocalTensor tensor = BlockOf(value, here);
   tensor.data = data(id);
-  tensor.dtype = value.dtype;
   if (value.layout.flat != 0) {
     tensor.shape = {here.elements()};
     tensor.offset = {0};
     tensor.global_shape = tensor.shape;
     return tensor;
   }
-  for (const Range& range : here.block) {
-    tensor.shape.push_back(range.size());
-    tensor.offset.push_back(range.begin);
-  }
-  tensor.global_shape = value.shape;
   // A microbatch is a range of samples of the tensor, or of what states, which
   // have no tensor, have of them.
   if (value.sample_dim >= 0) {
@@ -464,15 +469,8 @@ LocalTensor RankExecutor::InWeight(ValueId id,
                                    std::optional<Range>& run) const {
   const Value& value = tasks_.value(id);
   const Placement here = placement(id);
-  LocalTensor block;
-  block.dtype = value.dtype;
-  for (const Range& range : here.block) {
-    block.shape.push_back(range.size());
-    block.offset.push_back(range.begin);
-  }
-  block.global_shape = value.shape;
   if (value.layout.flat != 0) run = here.run;
-  return block;
+  return BlockOf(value, here);
 }
 
 std::vector<Attribute> RankExecutor::RoundingAttributes(ValueId id) const {

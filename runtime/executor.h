@@ -53,6 +53,10 @@ struct GraphUse {
 using LoadInput =
     std::function<Result<void>(const Tensor&, const LocalTensor&, int64_t)>;
 
+// A value's block at a placement, without data: of a flat layout the block of
+// which the rank keeps a run.
+LocalTensor BlockOf(const Value& value, const Placement& here);
+
 class RankExecutor : public Executor {
  public:
   // Device i of the groups is rank i of `world`. Allocates what persists, with

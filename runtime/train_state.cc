@@ -22,19 +22,6 @@ namespace {
 constexpr int64_t kPieceBytes = 8 << 20;
 static_assert(kPieceBytes % kFileBlockBytes == 0);
 
-// This rank's block of a weight, of which a flat layout keeps a run, as it is
-// drawn. A 16-bit parameter is its master, rounded.
-LocalTensor BlockOf(const Value& value, const Placement& here) {
-  LocalTensor block;
-  block.dtype = Is16Bit(value.dtype) ? DType::kFloat32 : value.dtype;
-  block.global_shape = value.shape;
-  for (const Range& range : here.block) {
-    block.shape.push_back(range.size());
-    block.offset.push_back(range.begin);
-  }
-  return block;
-}
-
 // Of the elements of a block from the one at `first` on, those that are in its
 // first `rows` rows, of which there are as many in the whole tensor.
 int64_t ElementsInRows(const LocalTensor& block, int64_t rows, int64_t first) {
@@ -66,6 +53,8 @@ Result<void> Initialise(const Graph& graph,
   }
   const int64_t per_piece = kPieceBytes / size;
   LocalTensor block = BlockOf(value, here);
+  // A 16-bit parameter is its master, rounded.
+  if (Is16Bit(value.dtype)) block.dtype = DType::kFloat32;
   std::vector<std::byte> piece;
   std::vector<std::byte> rounded;
   const auto write_rounded = [&](ValueId to, int64_t first, int64_t count) {
