@@ -232,8 +232,15 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
   hosts_alike_ = HostsAreAlike();
   fusion_ = FusionOf(graph, cluster.stack);
   fused_ = FuseNodes(graph,
-                     [&](std::string_view kernel) { return HasFused(kernel); });
-  casts_fused_ = !options.casts_alone && HasFused("adamw+cast");
+                     [&](std::string_view kernel) { return HasRows(kernel); });
+  for (const Node& node : graph.nodes) {
+    const std::string kernel(node.op->name);
+    if (node.op->op_class == OpClass::kMatmul && kernel.ends_with("_dw") &&
+        HasRows(kernel + std::string(kAdds))) {
+      adding_.insert(kernel);
+    }
+  }
+  casts_fused_ = !options.casts_alone && HasRows("adamw+cast");
   routing_ = RoutingOf(graph);
   exchanged_slots_ = ExchangedSlots(graph);
   std::map<std::pair<std::string, std::vector<double>>, int> signatures;
@@ -448,6 +455,7 @@ void Pricer::AppendKey(const TaskView& view, IntKey& key) const {
     key.push_back(static_cast<int64_t>(task.optimizer));
     key.push_back(task.node.valid() ? signature_[task.node.index()] : -1);
     key.push_back(FusedAt(task) != nullptr);
+    key.push_back(static_cast<int64_t>(task.adds_microbatches));
   }
   for (const auto* ids : {&task.reads, &task.writes}) {
     key.push_back(static_cast<int64_t>(ids->size()));
@@ -783,6 +791,8 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
   } else if (task.optimizer && casts_fused_ &&
              (task.kernel == "adamw" || task.kernel == "adam")) {
     query.key.name += "+cast";
+  } else if (task.adds_microbatches && adding_.contains(query.key.name)) {
+    query.key.name += kAdds;
   }
   query.key.rule = rule->ToString();
   query.key.extents = extents;
@@ -959,7 +969,7 @@ double Pricer::HostSeconds(const TaskView& view, const CostQuery& query) const {
 
 // Measured for the devices of this cluster, at the type that is computed in;
 // masters of updates are fp32.
-bool Pricer::HasFused(std::string_view kernel) const {
+bool Pricer::HasRows(std::string_view kernel) const {
   const bool update = kernel.ends_with("+cast");
   if (update && SizeOf(graph_.dtype) != 2) return false;
   if (options_.all_fused) return true;
@@ -991,7 +1001,7 @@ bool Pricer::FusesAll() const {
   const bool casts = SizeOf(graph_.dtype) == 2 && !options_.casts_alone;
   return (!casts || casts_fused_) &&
          std::ranges::all_of(all, [&](const FusedNode& node) {
-           return node.kernel() == nullptr || HasFused(node.kernel()->name);
+           return node.kernel() == nullptr || HasRows(node.kernel()->name);
          });
 }
 

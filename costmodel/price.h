@@ -10,7 +10,9 @@
 //             Attention whose sequence is split does what its mask leaves
 //             the busiest rank (planner/plan/sequence_order.h), relative to
 //             the mean of the mask: unsplit it counts in full, so do the shares
-//             of all ranks together.
+//             of all ranks together. Products of weights' gradients that add to
+//             those of other microbatches have rows of their own (kAdds), where
+//             there are any; the first microbatch's counts as the others.
 //   kLoad     a copy into place: its bytes written once.
 //   kSlice    a copy: read and written.
 //   kCopy     over the device's link to its host, or the device's share of the
@@ -43,6 +45,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -91,8 +94,9 @@ struct IntKeyHash {
 };
 
 struct PricerOptions {
-  // All FusedKernels are there, and not just those that the profile has rows of
-  // for every device of the cluster.
+  // All FusedKernels are there, and products that add to gradients have times
+  // of their own: not just those that the profile has rows of for every device
+  // of the cluster.
   bool all_fused = false;
   // But none of an update and a cast: TrainingOptions::stochastic_rounding.
   bool casts_alone = false;
@@ -163,7 +167,7 @@ class Pricer {
   void AppendKey(const TaskView& view, IntKey& key) const;
   void SetAttentionShare(const TaskView& view, CostQuery& query) const;
   Fusion FusionAt(const TaskView& view) const;
-  bool HasFused(std::string_view kernel) const;
+  bool HasRows(std::string_view kernel) const;
   const FusedNode* FusedAt(const Task& task) const;
   double PartsSeconds(const Task& task, const CostQuery& query) const;
   double HostSeconds(const TaskView& view, const CostQuery& query) const;
@@ -201,6 +205,7 @@ class Pricer {
   std::vector<Fusion> fusion_;     // by node
   const PricerOptions options_;
   std::vector<FusedNode> fused_;  // by node; empty: none is fused
+  std::set<std::string> adding_;  // products whose rows include such that add
   bool casts_fused_ = false;      // with updates
   Routing routing_;
   std::vector<bool> exchanged_slots_;  // by tensor

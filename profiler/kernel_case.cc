@@ -288,6 +288,7 @@ KernelCase CaseOf(const Task& task, const TaskGraph& tasks, const Graph& graph,
     }
   }
   result.kernel = key.name.ends_with("+cast") ? key.name : task.kernel;
+  result.accumulate = key.name.ends_with(kAdds);
   result.ids = IdsOf(graph);
   if (task.node.valid()) {
     if (const int64_t rows = RowsOf(graph, graph.node(task.node)); rows > 0) {
@@ -317,6 +318,10 @@ KernelCase FusedCaseOf(const KernelCase& first,
       const size_t place =
           kernel.operand == FusedKernel::kAnyOperand ? 0 : kernel.operand;
       more.erase(more.begin() + static_cast<int64_t>(place));
+    } else if (kernel.kind == FusedKernel::Kind::kBranches) {
+      more.erase(more.begin());
+    }
+    if (kernel.kind != FusedKernel::Kind::kSiblings) {
       result.operands.insert(result.operands.end(), more.begin(), more.end());
     }
     if (!kernel.keeps_first) result.results.erase(result.results.begin());
@@ -417,6 +422,7 @@ void PreparedKernel::Run() {
   call.attributes = case_.attributes;
   call.operands = set.operands;
   call.results = set.results;
+  call.accumulate = case_.accumulate;
   // As the executor says it of a sequence without documents.
   bool positions = false;
   bool others = false;

@@ -34,6 +34,7 @@ struct KernelCase {
   std::vector<Buffer> operands;
   std::vector<Buffer> results;
   int64_t ids = 1;  // kIds are below this
+  bool accumulate = false;
   // What the ranks of the plans are predicted to spend on it, all together;
   // analytical. What is worth most is timed first.
   double seconds = 0;

@@ -288,7 +288,7 @@ void RankExecutor::FindLifetimes() {
   for (Work& work : work_) {
     const Task& task = tasks_.task(work.task);
     for (const auto* list :
-         {&task.reads, &task.writes, &std::as_const(work.early)}) {
+         {&task.reads, &task.writes, &std::as_const(work.fused)}) {
       for (ValueId value : *list) {
         const ValueId root = roots_[value.index()];
         if (tasks_.value(root).persistent ||

@@ -177,7 +177,8 @@ class RankExecutor : public Executor {
     std::unique_ptr<Collective> collective;
     std::unique_ptr<GroupTransfer> transfer;
     GroupTransfer::Way way;
-    std::vector<ValueId> early;  // what it writes for a task that follows
+    // What it reads or writes besides, for the tasks that it is fused with.
+    std::vector<ValueId> fused;
     // Roots that are not persistent, without the loss.
     std::vector<ValueId> uses;
     std::vector<ValueId> allocates;  // whose first use this is

@@ -12,7 +12,8 @@ namespace tessera {
 // Tasks keep their places: a fused call stands at the first one's, and the
 // second one's task is empty. So what the second one reads has to be there
 // before the first one, by the order of computation alone, and nothing else may
-// use what it writes until then.
+// use what it writes until then. A late call stands at the second one's, and
+// nothing may use in between what the first one writes.
 class RankExecutor::Fuser {
  public:
   explicit Fuser(RankExecutor& executor)
@@ -76,6 +77,25 @@ class RankExecutor::Fuser {
       return use.work >= second || (use.work < first && Computes(use.work));
     });
   }
+  // Whether what `first` does with a value can be done by `second`. What waits
+  // for `first` on another stream would not wait for that.
+  bool CanBeLater(ValueId value, bool writes, size_t first,
+                  size_t second) const {
+    return std::ranges::none_of(UsesOf(value), [&](const Use& use) {
+      if (use.work <= first || use.work == second) return false;
+      if (!writes && !use.writes) return false;
+      return use.work < second || !Computes(use.work);
+    });
+  }
+  bool CanBeLater(const Call& call, size_t first, size_t second) const {
+    const auto can = [&](bool writes) {
+      return [=, this](ValueId value) {
+        return value.valid() && CanBeLater(value, writes, first, second);
+      };
+    };
+    return std::ranges::all_of(call.reads, can(false)) &&
+           std::ranges::all_of(call.writes, can(true));
+  }
   // Whether only these two use it.
   bool IsBetween(ValueId value, size_t first, size_t second) const {
     return !IsPersistent(value) &&
@@ -121,10 +141,18 @@ class RankExecutor::Fuser {
     }
     for (size_t i = 0; i < a.calls.size(); ++i) {
       if (b.calls[i].kernel->name != fused.second) return false;
+      if (fused.alike &&
+          !(HasOneShape(*a.calls[i].rule) && HasOneShape(*b.calls[i].rule))) {
+        return false;
+      }
       const bool can = fused.kind == FusedKernel::Kind::kChain
                            ? AreChain(first, second, i, fused)
-                           : AreSiblings(a.calls[i], b.calls[i], fused);
+                           : AreSiblings(first, second, i, fused);
       if (!can) return false;
+      if (fused.late) {
+        if (!CanBeLater(a.calls[i], first, second)) return false;
+        continue;
+      }
       for (ValueId written : b.calls[i].writes) {
         if (!IsFreeBefore(written, first, second)) return false;
       }
@@ -154,22 +182,25 @@ class RankExecutor::Fuser {
     for (size_t r = 0; r < b.reads.size(); ++r) {
       if (r == place) continue;
       if (!b.reads[r].valid() || b.reads[r] == a.writes[0] ||
-          !IsThereBefore(b.reads[r], first, second)) {
+          (!fused.late && !IsThereBefore(b.reads[r], first, second))) {
         return false;
       }
     }
     return true;
   }
 
-  static bool AreSiblings(const Call& a, const Call& b,
-                          const FusedKernel& fused) {
-    return a.reads[0] == b.reads[0] &&
-           std::ranges::all_of(b.reads,
-                               [&](ValueId read) {
-                                 return read.valid() &&
-                                        std::ranges::count(a.reads, read) > 0;
-                               }) &&
-           AddAlike(a, b, fused);
+  // Or branches.
+  bool AreSiblings(size_t first, size_t second, size_t i,
+                   const FusedKernel& fused) const {
+    const Call& a = work_[first].calls[i];
+    const Call& b = work_[second].calls[i];
+    const bool branches = fused.kind == FusedKernel::Kind::kBranches;
+    return a.reads[0] == b.reads[0] && AddAlike(a, b, fused) &&
+           std::ranges::all_of(b.reads, [&](ValueId read) {
+             return read.valid() &&
+                    (std::ranges::count(a.reads, read) > 0 ||
+                     (branches && IsThereBefore(read, first, second)));
+           });
   }
 
   // One flag says for both calls whether they add to results.
@@ -178,12 +209,22 @@ class RankExecutor::Fuser {
            (!b.accumulate || fused.accumulates);
   }
 
+  // What task `from` does with a value, task `to` does.
+  void UseLater(ValueId value, size_t from, size_t to) {
+    std::vector<Use>& uses = uses_[Root(value)];
+    for (Use& use : uses) {
+      if (use.work == from) use.work = to;
+    }
+    std::ranges::stable_sort(uses, {}, &Use::work);
+  }
+
   void Fuse(size_t first, size_t second, const FusedKernel& fused) {
     for (size_t i = 0; i < work_[first].calls.size(); ++i) {
       Call& a = work_[first].calls[i];
       Call& b = work_[second].calls[i];
-      if (fused.kind == FusedKernel::Kind::kChain) {
-        const size_t place = PlaceInChain(a, b);
+      if (fused.kind != FusedKernel::Kind::kSiblings) {
+        const size_t place =
+            fused.kind == FusedKernel::Kind::kChain ? PlaceInChain(a, b) : 0;
         for (size_t r = 0; r < b.reads.size(); ++r) {
           if (r == place) continue;
           a.reads.push_back(b.reads[r]);
@@ -198,13 +239,25 @@ class RankExecutor::Fuser {
       for (size_t k = 0; k < b.writes.size(); ++k) {
         a.writes.push_back(b.writes[k]);
         a.results.push_back(b.results[k]);
-        work_[first].early.push_back(b.writes[k]);
+        if (!fused.late) work_[first].fused.push_back(b.writes[k]);
       }
       a.attributes.insert(a.attributes.end(), b.attributes.begin(),
                           b.attributes.end());
       a.kernel = executor_.device_.FindFusedKernel(fused.name);
       a.accumulate = b.accumulate;
       a.alone = a.alone && b.alone;
+    }
+    if (fused.late) {
+      for (const Call& call : work_[first].calls) {
+        for (const auto* values : {&call.reads, &call.writes}) {
+          for (ValueId value : *values) {
+            work_[second].fused.push_back(value);
+            UseLater(value, first, second);
+          }
+        }
+      }
+      std::swap(work_[first].calls, work_[second].calls);
+      std::swap(first, second);
     }
     gone_[second] = true;
     work_[second].calls.clear();
@@ -247,7 +300,7 @@ class RankExecutor::Fuser {
       call.writes = sum.writes;
       call.results = sum.results;
       call.accumulate = writer != writers[0];
-      work_[writer].early.push_back(total);
+      work_[writer].fused.push_back(total);
     }
     gone_[w] = true;
     work_[w].calls.clear();

@@ -22,10 +22,14 @@
 
 namespace tessera {
 
+// Behind the name of a kernel that adds to its results instead of writing them.
+inline constexpr std::string_view kAdds = ".adds";
+
 // Fields are compared in this order, so that the rows of one family (up to
 // `nodes`) are neighbours.
 struct ProfileKey {
-  std::string name;               // of a kernel, "copy", or NameOf(CommKind)
+  // Of a kernel, perhaps with kAdds, "copy", or NameOf(CommKind).
+  std::string name;
   DType dtype = DType::kFloat32;  // of the kernel's first float tensor; fp32
                                   // for a collective
   std::string device;             // DeviceType::name

@@ -1,9 +1,12 @@
 #include "planner/lower/fused_kernels.h"
 
+#include <algorithm>
+
 namespace tessera {
 namespace {
 
 constexpr auto kSiblings = FusedKernel::Kind::kSiblings;
+constexpr auto kBranches = FusedKernel::Kind::kBranches;
 constexpr size_t kAny = FusedKernel::kAnyOperand;
 
 constexpr FusedKernel kKernels[] = {
@@ -14,6 +17,23 @@ constexpr FusedKernel kKernels[] = {
      .second = "gelu_dx",
      .name = "linear_dx+gelu_dx",
      .keeps_first = false},
+    // A gate (SwiGLU, Shazeer 2020), and its gradients.
+    {.first = "silu",
+     .second = "multiply",
+     .name = "silu+multiply",
+     .operand = kAny,
+     .alike = true,
+     .late = true},
+    {.first = "multiply",
+     .second = "silu_dx",
+     .name = "multiply+silu_dx",
+     .keeps_first = false,
+     .alike = true},
+    {.first = "multiply+silu_dx",
+     .second = "multiply",
+     .name = "multiply+silu_dx+multiply",
+     .kind = kBranches,
+     .alike = true},
     // A residual's sum and the norm behind it.
     {.first = "add", .second = "layer_norm", .name = "add+layer_norm"},
     {.first = "add", .second = "rms_norm", .name = "add+rms_norm"},
@@ -66,6 +86,14 @@ constexpr FusedKernel kKernels[] = {
 
 std::span<const FusedKernel> FusedKernels() {
   return kKernels;
+}
+
+bool HasOneShape(const IndexRule& rule) {
+  const auto alike = [&](const Indices& indices) {
+    return indices == rule.results[0];
+  };
+  return std::ranges::all_of(rule.operands, alike) &&
+         std::ranges::all_of(rule.results, alike);
 }
 
 }  // namespace tessera

@@ -8,6 +8,8 @@
 #include <span>
 #include <string_view>
 
+#include "planner/ir/index_rule.h"
+
 namespace tessera {
 
 struct FusedKernel {
@@ -19,6 +21,9 @@ struct FusedKernel {
     // All operands of the second are operands of the first, and their first one
     // is the same. Operands: those of the first.
     kSiblings,
+    // Their first operand is the same. Operands: those of the first, then the
+    // others of the second.
+    kBranches,
   };
   // Of a sum, whose operands may stand in any order.
   static constexpr size_t kAnyOperand = ~size_t{0};
@@ -33,9 +38,17 @@ struct FusedKernel {
   bool keeps_first = true;
   // Of its results, the gradients of weights may be added to.
   bool accumulates = false;
+  // Operands and results all have one shape: no broadcast.
+  bool alike = false;
+  // Of a chain of two kernels: runs where the second one would, and not the
+  // first, since the other operands of the second are made in between.
+  bool late = false;
 };
 
 // For a first kernel, what is to be tried first stands first.
 std::span<const FusedKernel> FusedKernels();
+
+// Whether an operator is elementwise and broadcasts nothing.
+bool HasOneShape(const IndexRule& rule);
 
 }  // namespace tessera

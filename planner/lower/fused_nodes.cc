@@ -86,20 +86,27 @@ class NodeFuser {
   int SecondOf(size_t i, const FusedKernel& kernel,
                const std::vector<TensorId>& operands, TensorId result) const {
     const bool chain = kernel.kind == FusedKernel::Kind::kChain;
+    const bool siblings = kernel.kind == FusedKernel::Kind::kSiblings;
     const TensorId shared = chain ? result : operands[0];
     for (const size_t reader : readers_[shared.index()]) {
+      // What runs late makes its results late.
+      if (kernel.late && reader != readers_[shared.index()].front()) break;
       if (reader <= i || fused_[reader].elsewhere ||
           !fused_[reader].parts.empty() || NameAt(reader) != kernel.second) {
         continue;
       }
       const std::vector<TensorId>& reads = graph_.nodes[reader].operands;
       const auto there = [&](TensorId operand) {
-        return chain ? operand == shared ||
-                           maker_[operand.index()] < static_cast<int>(i)
-                     : std::ranges::count(operands, operand) > 0;
+        if (siblings) return std::ranges::count(operands, operand) > 0;
+        return operand == shared || kernel.late ||
+               maker_[operand.index()] < static_cast<int>(i);
       };
       if (!std::ranges::all_of(reads, there)) continue;
       if (!chain && reads[0] != shared) continue;
+      if (kernel.alike && !(HasOneShape(graph_.nodes[i].rule) &&
+                            HasOneShape(graph_.nodes[reader].rule))) {
+        continue;
+      }
       const bool in_place =
           !chain || kernel.operand == FusedKernel::kAnyOperand ||
           (kernel.operand < reads.size() && reads[kernel.operand] == shared);

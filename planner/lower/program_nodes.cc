@@ -118,6 +118,7 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
   }
   std::vector<ValueId> writes;
   bool accumulate = false;
+  bool adds_gradients = false;
   // A kernel adds to all its results or to none: with one gradient that is
   // reduced each time, all of a node's are written anew and added afterwards.
   bool anew = false;
@@ -135,7 +136,7 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
       const int index = AccumulatorIndex(result);
       if (!anew) {
         writes.push_back(Accumulator(weight, index));
-        accumulate = true;
+        accumulate = adds_gradients = true;
         continue;
       }
       writes.push_back(
@@ -163,6 +164,7 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
   task.kernel = node.op->name;
   task.node = id;
   task.accumulate = accumulate;
+  task.adds_microbatches = adds_gradients && context_.plan().microbatches > 1;
   task.masks = Masks(node, placement);
   if (const KernelScratch scratch = context_.scratch(id); scratch.bytes > 0) {
     task.scratch_bytes = scratch.bytes;
@@ -255,6 +257,9 @@ void ProgramBuilder::EmitTiles(NodeId id, const Node& node,
     task.node = id;
     // The first write of a value overwrites (Lower).
     task.accumulate = result_dim < 0 || is_gradient;
+    task.adds_microbatches = is_gradient &&
+                             !ReducesEach(graph_.tensor(result).gradient_of) &&
+                             context_.plan().microbatches > 1;
     task.masks = Masks(node, placement);
     if (is_gradient) {
       const WeightPiece piece = {graph_.tensor(result).gradient_of, tile};

@@ -82,7 +82,10 @@ struct Task {
   CommKind comm = CommKind::kAllReduce;  // kComm only
   Pass pass = Pass::kForward;
   bool accumulate = false;  // kCompute: add to the results
-  bool optimizer = false;   // belongs to the optimizer step
+  // Of a weight's gradient where a step has several microbatches: all but the
+  // first add to the results.
+  bool adds_microbatches = false;
+  bool optimizer = false;  // belongs to the optimizer step
   // Starts only when all earlier compute of its group has ended (a gather of
   // parameters that may run ahead, but not further than memory allows).
   bool after_compute = false;

@@ -3,7 +3,7 @@
 
     run_parity.py --tessera BINARY --examples FOLDER --out FILE
                   [--backend NAME] [--graph] [--seconds S] [--only TEXT]
-                  [RANKS:PLAN…]
+                  [[MODEL/]RANKS:PLAN…]
 
 Runs `tessera run` for a few fp32 steps of tiny models: on one rank of the CPU,
 and with every plan on the backend (default: cuda-loopback). With --backend cuda
@@ -12,6 +12,7 @@ on the backend. FILE gets a JSON object
 `rows`, rewritten after each plan: model, ranks, plan, backend, ok, the largest
 difference of a step's loss from the CPU's, or the error. Exit status 1 if a
 plan fails, is too far off, or none ran. Stops after S seconds (default 600).
+DIR in a plan is a folder for its files.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 # The learning rate is high, so that a gradient that is not summed shows in the
@@ -41,14 +43,25 @@ LOOPBACK = [
     "4:dp=1,pp=4,mbs=2", "4:dp=2,cp=2,zero=3", "4:dp=2,ep=2,mbs=2",
     "8:dp=8,zero=3", "8:dp=2,tp=2,pp=2,mbs=2,zero=1",
     "8:dp=2,tp=4,sp=1,zero=2", "8:dp=1,tp=2,pp=2,cp=2,mbs=4",
+    # RMS norms, gates, rotary positions and shared experts.
+    "deepseek-tiny/2:dp=2,mbs=2,zero=2", "deepseek-tiny/4:dp=2,tp=2,zero=1",
+    # The host's memory and files.
+    "1:dp=1,mbs=4,offload=optimizer:host", "1:dp=1,offload=activations:host",
+    "2:dp=2,zero=3,offload=optimizer:host,parameters:host",
+    "2:dp=2,zero=3,tiles=4,offload=optimizer:file:DIR,parameters:file:DIR",
 ]
 # Every operation takes milliseconds here: ranks have the GPU by turns.
 NCCL = ["2:dp=2,zero=1", "2:dp=1,tp=2", "2:dp=1,pp=2,mbs=4", "2:dp=2,zero=3",
         "4:dp=2,tp=2,zero=1"]
 
 
-def model_of(plan):
-    return "mixtral-tiny" if "ep=" in plan else "gpt2-tiny"
+def parsed(text):
+    """Model, ranks and plan of [MODEL/]RANKS:PLAN."""
+    first, plan = text.split(":", 1)
+    model, _, ranks = first.rpartition("/")
+    if not model:
+        model = "mixtral-tiny" if "ep=" in plan else "gpt2-tiny"
+    return model, int(ranks), plan
 
 
 class Runner:
@@ -76,18 +89,19 @@ class Runner:
             return f"exit code {done.returncode}: {done.stderr.strip()[-600:]}"
         return json.loads(done.stdout)["losses"]
 
-    def row(self, ranks, plan):
+    def row(self, model, ranks, plan):
         backend = self.arguments.backend
-        model = model_of(plan)
         row = {"model": model, "ranks": ranks, "plan": plan,
                "backend": backend, "ok": False}
         if model not in self.on_cpu:
             self.on_cpu[model] = self.losses(model, ["--backend", "cpu"], 60)
         expected = self.on_cpu[model]
         begin = time.monotonic()
-        actual = self.losses(model, ["--backend", backend, "--nproc",
-                                     str(ranks), "--strategy", plan,
-                                     *self.arguments.graph], 120)
+        with tempfile.TemporaryDirectory() as folder:
+            actual = self.losses(model, ["--backend", backend, "--nproc",
+                                         str(ranks), "--strategy",
+                                         plan.replace("DIR", folder),
+                                         *self.arguments.graph], 120)
         row["seconds"] = round(time.monotonic() - begin, 3)
         for losses in (expected, actual):
             if isinstance(losses, str):
@@ -120,8 +134,7 @@ def main():
     for text in plans:
         if arguments.only not in text:
             continue
-        ranks, plan = text.split(":", 1)
-        row = runner.row(int(ranks), plan)
+        row = runner.row(*parsed(text))
         rows.append(row)
         what = row.get("error") or f"{row['max_loss_difference']:.2e}"
         print("ok" if row["ok"] else "FAILED", row["model"], text, what,

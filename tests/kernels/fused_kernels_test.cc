@@ -45,6 +45,7 @@ Arity ArityOf(std::string_view kernel) {
       {"gelu", {1, 1}},        {"gelu_dx", {2, 1}},   {"layer_norm", {3, 3}},
       {"rms_norm", {2, 2}},    {"sum", {2, 1}},       {"layer_norm_dw", {4, 2}},
       {"rms_norm_dw", {3, 1}}, {"linear_db", {1, 1}}, {"cast", {1, 1}},
+      {"multiply", {2, 1}},    {"silu_dx", {2, 1}},
   };
   return kArities.at(kernel);
 }
@@ -104,8 +105,9 @@ class FusedKernelTest : public ::testing::TestWithParam<FusedCase> {
     }
     const Arity second = ArityOf(fused->second);
     const bool chain = fused->kind == FusedKernel::Kind::kChain;
+    const bool siblings = fused->kind == FusedKernel::Kind::kSiblings;
     // The first one, perhaps with a result that is not kept.
-    const size_t extra = chain ? second.operands - 1 : 0;
+    const size_t extra = siblings ? 0 : second.operands - 1;
     const Tensors first_operands(operands.begin(), operands.end() - extra);
     Tensors first_results(results.begin(), results.end() - second.results);
     Tensors second_results(results.end() - second.results, results.end());
@@ -116,13 +118,13 @@ class FusedKernelTest : public ::testing::TestWithParam<FusedCase> {
     RunByParts(fused->first, first_operands, first_results, accumulate,
                in_place);
     Tensors second_operands;
-    if (chain) {
+    if (!siblings) {
       second_operands.assign(operands.end() - extra, operands.end());
       const size_t place =
           fused->operand == FusedKernel::kAnyOperand ? 0 : fused->operand;
       second_operands.insert(
           second_operands.begin() + static_cast<int64_t>(place),
-          first_results[0]);
+          chain ? first_results[0] : operands[0]);
     } else {  // all but the norm's scale
       second_operands = operands;
       second_operands.erase(second_operands.begin() + 2);
@@ -190,12 +192,35 @@ void AddProducts(DType dtype, Rng& rng, std::vector<FusedCase>& cases) {
   }
 }
 
+void AddGates(DType dtype, Rng& rng, std::vector<FusedCase>& cases) {
+  const auto matrix = [&] { return Random({3, 7, 53}, dtype, rng); };
+  for (const std::string kernel :
+       {"silu+multiply", "multiply+silu_dx", "multiply+silu_dx+multiply"}) {
+    FusedCase c;
+    c.kernel = kernel;
+    c.rule = "bsf,bsf->bsf";
+    c.name = kernel + "_" + std::string(NameOf(dtype));
+    std::ranges::replace(c.name, '+', '_');
+    const bool forward = kernel == "silu+multiply";
+    const bool both = kernel.ends_with("multiply");
+    const int operands = forward ? 2 : both ? 4 : 3;
+    for (int i = 0; i < operands; ++i) c.operands.push_back(matrix());
+    for (int i = 0; i < (both ? 2 : 1); ++i) c.results.push_back(matrix());
+    cases.push_back(c);
+    // Of unlike types.
+    c.operands[1] = Random({3, 7, 53}, DType::kFloat32, rng);
+    c.name += "_fp32";
+    if (dtype != DType::kFloat32) cases.push_back(c);
+  }
+}
+
 // Rows of one warp and of several, of which some threads have one vector or
-// none; rows that are no vectors, and rows too wide to be kept.
+// none; rows of which each thread keeps two vectors, rows that are no vectors,
+// and rows too wide to be kept.
 void AddNorms(DType dtype, Rng& rng, std::vector<FusedCase>& cases) {
   for (const std::string norm : {"layer_norm", "rms_norm"}) {
     const bool centred = norm == "layer_norm";
-    for (const int64_t width : {48, 768, 1608, 37, 8320}) {
+    for (const int64_t width : {48, 768, 1608, 37, 5000, 8320}) {
       const int64_t rows = width > 2000 ? 3 : 70;
       const Shape shape = {1, rows, width};
       const HostTensor x = Random(shape, dtype, rng);
@@ -284,6 +309,7 @@ std::vector<FusedCase> Cases() {
   for (const DType dtype :
        {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     AddProducts(dtype, rng, cases);
+    AddGates(dtype, rng, cases);
     AddNorms(dtype, rng, cases);
     AddUpdates(dtype, rng, cases);
   }

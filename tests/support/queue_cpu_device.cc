@@ -195,6 +195,32 @@ void LinearDxGelu(const KernelCall& call) {
   RunPart("gelu_dx", call, pair, call.results);
 }
 
+// Operands and results have one shape, that of the call's first result.
+void Multiply(const KernelCall& call, const LocalTensor& a,
+              const LocalTensor& b, const LocalTensor& product) {
+  KernelCall part = call;
+  const Indices& all = call.rule->results[0];
+  const IndexRule rule = {call.rule->factors, {all, all}, {all}, {0, 0}};
+  part.rule = &rule;
+  const std::array<LocalTensor, 2> pair = {a, b};
+  RunPart("multiply", part, pair, {&product, 1});
+}
+
+void SiluGate(const KernelCall& call) {
+  RunPart("silu", call, call.operands.first(1), call.results.first(1));
+  Multiply(call, call.results[0], call.operands[1], call.results[1]);
+}
+
+template <bool kBoth>
+void SiluGateDx(const KernelCall& call) {
+  const auto& in = call.operands;
+  if (kBoth) Multiply(call, in[0], in[3], call.results[1]);
+  const LocalTensor& dx = call.results[0];
+  Multiply(call, in[0], in[1], dx);
+  const std::array<LocalTensor, 2> pair = {dx, in[2]};
+  RunPart("silu_dx", call, pair, call.results.first(1));
+}
+
 template <bool kCentred>
 void AddNorm(const KernelCall& call) {
   const size_t terms = call.operands.size() - (kCentred ? 2 : 1);
@@ -245,6 +271,9 @@ const Kernel* QueueCpuDevice::FindFusedKernel(std::string_view name) const {
   static const Kernel kernels[] = {
       {"linear+gelu", LinearGelu},
       {"linear_dx+gelu_dx", LinearDxGelu},
+      {"silu+multiply", SiluGate},
+      {"multiply+silu_dx", SiluGateDx<false>},
+      {"multiply+silu_dx+multiply", SiluGateDx<true>},
       {"add+layer_norm", AddNorm<true>},
       {"add+rms_norm", AddNorm<false>},
       {"layer_norm_dx+sum", NormBackward<true, true, false, false>},

@@ -177,32 +177,32 @@ class TimingMemory {
   size_t next_ = 0;
 };
 
-// Microseconds between two points of a stream.
+// Points of a stream, and the time between them.
 class Stopwatch {
  public:
-  Stopwatch() {
-    cudaEventCreate(&begin_);
-    cudaEventCreate(&end_);
-  }
+  Stopwatch() = default;
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
   ~Stopwatch() {
-    cudaEventDestroy(begin_);
-    cudaEventDestroy(end_);
+    for (cudaEvent_t point : points_) cudaEventDestroy(point);
   }
-  void Start(cudaStream_t stream) { cudaEventRecord(begin_, stream); }
-  Result<double> Stop(cudaStream_t stream) {
-    cudaEventRecord(end_, stream);
-    TESSERA_RETURN_IF_ERROR(Check(cudaEventSynchronize(end_), "timing"));
+  void Mark(cudaStream_t stream) {
+    cudaEventCreate(&points_.emplace_back());
+    cudaEventRecord(points_.back(), stream);
+  }
+  // Of the i-th mark to the next one. Waits for that.
+  Result<double> Microseconds(size_t i) const {
+    TESSERA_RETURN_IF_ERROR(
+        Check(cudaEventSynchronize(points_[i + 1]), "timing"));
     float milliseconds = 0;
     TESSERA_RETURN_IF_ERROR(
-        Check(cudaEventElapsedTime(&milliseconds, begin_, end_), "timing"));
+        Check(cudaEventElapsedTime(&milliseconds, points_[i], points_[i + 1]),
+              "timing"));
     return 1000.0 * milliseconds;
   }
 
  private:
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
+  std::vector<cudaEvent_t> points_;
 };
 
 }  // namespace
@@ -353,22 +353,29 @@ Result<std::vector<double>> CublasLtMatMul::Tune(const MatMulKey& key,
   TESSERA_RETURN_IF_ERROR(memory.Allocate(key, queue.stream));
   TESSERA_TRY(const auto found,
               Candidates(key, plan, memory.Next(), candidates, queue));
+  // By turns and without a pause, as in a step: a GPU at its power limit has
+  // lower clocks than one that rests between products.
   Stopwatch watch;
-  std::vector<double> medians;
-  size_t best = 0;
-  for (const cublasLtMatmulHeuristicResult_t& result : found) {
-    plan.algorithm = result.algo;
-    std::vector<double> times;
-    for (int run = -kWarmUps; run < kRuns; ++run) {
-      watch.Start(queue.stream);
+  watch.Mark(queue.stream);
+  for (int run = 0; run < kWarmUps + kRuns; ++run) {
+    for (const cublasLtMatmulHeuristicResult_t& result : found) {
+      plan.algorithm = result.algo;
       TESSERA_RETURN_IF_ERROR(Enqueue(plan, key, memory.Next(), queue));
-      TESSERA_TRY(const double time, watch.Stop(queue.stream));
-      if (run >= 0) times.push_back(time);
+      watch.Mark(queue.stream);
+    }
+  }
+  std::vector<double> medians;
+  for (size_t i = 0; i < found.size(); ++i) {
+    std::vector<double> times;
+    for (size_t run = kWarmUps; run < kWarmUps + kRuns; ++run) {
+      TESSERA_TRY(times.emplace_back(),
+                  watch.Microseconds(run * found.size() + i));
     }
     std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
     medians.push_back(times[kRuns / 2]);
-    if (medians.back() < medians[best]) best = medians.size() - 1;
   }
+  const auto best =
+      static_cast<size_t>(std::ranges::min_element(medians) - medians.begin());
   plan.algorithm = found[best].algo;
   plans_[key] = plan;
   MatMulChoice choice;

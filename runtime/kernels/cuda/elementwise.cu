@@ -1,6 +1,8 @@
 // Elementwise operators: operands and results have one shape. Formulas:
 // runtime/kernels/cpu/elementwise.cc.
 
+#include <array>
+
 #include "runtime/kernels/cuda/elements.h"
 
 namespace tessera {
@@ -242,6 +244,10 @@ struct EluDx {
   }
 };
 
+struct Times {
+  __device__ float operator()(float a, float b) const { return a * b; }
+};
+
 // ---- Kernels ----------------------------------------------------------------
 
 template <typename T, typename F>
@@ -266,6 +272,50 @@ __global__ void ApplyBinary(Elements<T> a, Elements<T> b, Elements<T> y,
 #pragma unroll
     for (int j = 0; j < kVector; ++j) of_a[j] = f(of_a[j], of_b[j]);
     y.Store(first, span, of_a);
+  });
+}
+
+// y = SiLU(x), product = y other.
+template <typename T>
+__global__ void ApplySiluGate(Elements<T> x, Elements<T> other, Elements<T> y,
+                              Elements<T> product, int64_t n) {
+  ForEachVector(n, [&](int64_t first, Span span) {
+    float of_x[kVector];
+    float of_other[kVector];
+    x.Load(first, span, of_x);
+    other.Load(first, span, of_other);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      of_x[j] = Fp32(Rounded<T>(Silu()(of_x[j])));
+      of_other[j] *= of_x[j];
+    }
+    y.Store(first, span, of_x);
+    product.Store(first, span, of_other);
+  });
+}
+
+// dx = dy other SiLU'(x), and with kBoth dother = dy y.
+template <typename T, bool kBoth>
+__global__ void ApplySiluGateDx(Elements<T> dy, Elements<T> other,
+                                Elements<T> x, Elements<T> y, Elements<T> dx,
+                                Elements<T> dother, int64_t n) {
+  ForEachVector(n, [&](int64_t first, Span span) {
+    float of_dy[kVector];
+    float of_other[kVector];
+    float of_x[kVector];
+    float of_y[kVector] = {};
+    dy.Load(first, span, of_dy);
+    other.Load(first, span, of_other);
+    x.Load(first, span, of_x);
+    if (kBoth) y.Load(first, span, of_y);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      const float d = Fp32(Rounded<T>(of_dy[j] * of_other[j]));
+      of_x[j] = SiluDx()(d, of_x[j]);
+      of_y[j] *= of_dy[j];
+    }
+    dx.Store(first, span, of_x);
+    if (kBoth) dother.Store(first, span, of_y);
   });
 }
 
@@ -383,6 +433,51 @@ void Scale(const KernelCall& call) {
   });
 }
 
+// x, other -> SiLU(x), SiLU(x) other.
+void SiluGate(const KernelCall& call) {
+  const std::array<LocalTensor, 4> all = {call.operands[0], call.operands[1],
+                                          call.results[0], call.results[1]};
+  const int64_t n = all[2].elements();
+  ByType(all, [&]<typename T>() {
+    if constexpr (std::is_same_v<T, Any>) {
+      Unary<Silu>(PartOf(call, call.operands.first(1), call.results.first(1)));
+      const std::array<LocalTensor, 2> pair = {all[2], all[1]};
+      Binary<Times>(PartOf(call, pair, call.results.subspan(1)));
+    } else {
+      Launch(ApplySiluGate<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
+             *call.queue, Elements<T>(all[0]), Elements<T>(all[1]),
+             Elements<T>(all[2]), Elements<T>(all[3]), n);
+    }
+  });
+}
+
+// dy, other, x [, SiLU(x)] -> dx [, dother].
+template <bool kBoth>
+void SiluGateDx(const KernelCall& call) {
+  const auto& in = call.operands;
+  const LocalTensor& dx = call.results[0];
+  const int64_t n = dx.elements();
+  std::vector<LocalTensor> all(in.begin(), in.end());
+  all.insert(all.end(), call.results.begin(), call.results.end());
+  ByType(all, [&]<typename T>() {
+    if constexpr (std::is_same_v<T, Any>) {
+      if (kBoth) {
+        const std::array<LocalTensor, 2> pair = {in[0], in[3]};
+        Binary<Times>(PartOf(call, pair, call.results.subspan(1)));
+      }
+      Binary<Times>(PartOf(call, in.first(2), call.results.first(1)));
+      const std::array<LocalTensor, 2> pair = {dx, in[2]};
+      Binary<SiluDx>(PartOf(call, pair, call.results.first(1)));
+    } else {
+      Launch(ApplySiluGateDx<T, kBoth>, BlocksForVectors(*call.queue, n),
+             kThreads, 0, *call.queue, Elements<T>(in[0]), Elements<T>(in[1]),
+             Elements<T>(in[2]), kBoth ? Elements<T>(in[3]) : Elements<T>(),
+             Elements<T>(dx),
+             kBoth ? Elements<T>(call.results[1]) : Elements<T>(), n);
+    }
+  });
+}
+
 // Adds any number of operands, in order; those masked to zero are left out.
 void AddAll(const KernelCall& call) {
   const LocalTensor& y = call.results[0];
@@ -453,6 +548,14 @@ std::vector<Kernel> CudaElementwiseKernels() {
       {"elu_dx", EluByDx},
       {"add", AddAll, true},
       {"sum", AddAll, true},
+  };
+}
+
+std::vector<Kernel> CudaFusedElementwiseKernels() {
+  return {
+      {"silu+multiply", SiluGate},
+      {"multiply+silu_dx", SiluGateDx<false>},
+      {"multiply+silu_dx+multiply", SiluGateDx<true>},
   };
 }
 

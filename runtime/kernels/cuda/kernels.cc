@@ -8,6 +8,7 @@ namespace tessera {
 #define TESSERA_KERNELS(family) std::vector<Kernel> Cuda##family##Kernels();
 #include "runtime/kernels/kernels.def"
 #undef TESSERA_KERNELS
+std::vector<Kernel> CudaFusedElementwiseKernels();
 std::vector<Kernel> CudaFusedLinearKernels();
 std::vector<Kernel> CudaFusedNormKernels();
 std::vector<Kernel> CudaFusedOptimizerKernels();
@@ -32,8 +33,9 @@ Result<const Kernel*> FindCudaKernel(std::string_view name) {
 std::span<const Kernel> CudaFusedKernels() {
   static const std::vector<Kernel>* const table = [] {
     auto* kernels = new std::vector<Kernel>();
-    for (const auto& family : {CudaFusedLinearKernels(), CudaFusedNormKernels(),
-                               CudaFusedOptimizerKernels()}) {
+    for (const auto& family :
+         {CudaFusedElementwiseKernels(), CudaFusedLinearKernels(),
+          CudaFusedNormKernels(), CudaFusedOptimizerKernels()}) {
       kernels->insert(kernels->end(), family.begin(), family.end());
     }
     return kernels;

@@ -5,6 +5,7 @@
 // (TESSERA_EMULATE_CUDA).
 
 #include <cstddef>
+#include <string>
 #include <utility>
 
 #include "runtime/kernels/cuda/queue.h"
@@ -21,6 +22,22 @@ namespace tessera {
 #define TESSERA_SHARED(name, ...)  \
   using name##_type = __VA_ARGS__; \
   __shared__ name##_type name
+#endif
+
+// "kernel<<<(528, 1, 1), (224, 1, 1), 21504>>>", with the name that the linker
+// knows it by.
+#ifdef __CUDACC__
+inline std::string DescribeLaunch(const void* kernel, dim3 grid, dim3 block,
+                                  size_t shared_bytes) {
+  const char* name = nullptr;
+  if (cudaFuncGetName(&name, kernel) != cudaSuccess) name = "kernel";
+  const auto text = [](dim3 size) {
+    return "(" + std::to_string(size.x) + ", " + std::to_string(size.y) + ", " +
+           std::to_string(size.z) + ")";
+  };
+  return std::string(name) + "<<<" + text(grid) + ", " + text(block) + ", " +
+         std::to_string(shared_bytes) + ">>>";
+}
 #endif
 
 #if defined(TESSERA_EMULATE_CUDA) || defined(__CUDACC__)
@@ -46,16 +63,25 @@ void Launch(void (*kernel)(Params...), dim3 grid, dim3 block,
   emulation::Run([&] { kernel(static_cast<Params>(args)...); }, grid, block,
                  shared_bytes, &queue.error);
 #else
-  constexpr size_t kWithoutAsking = 48 << 10;
+  const auto* const function = reinterpret_cast<const void*>(kernel);
+  // Less than what is there without asking, of which static shared memory takes
+  // a part.
+  constexpr size_t kWithoutAsking = 32 << 10;
+  cudaError_t done = cudaSuccess;
   if (shared_bytes > kWithoutAsking) {
-    queue.Keep(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared_bytes)),
-               "cudaFuncSetAttribute");
+    done = cudaFuncSetAttribute(function,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(shared_bytes));
   }
-  kernel<<<grid, block, shared_bytes, queue.stream>>>(
-      static_cast<Params>(args)...);
-  queue.Keep(cudaGetLastError(), "launch of a kernel");
+  if (done == cudaSuccess) {
+    kernel<<<grid, block, shared_bytes, queue.stream>>>(
+        static_cast<Params>(args)...);
+    done = cudaGetLastError();
+  }
+  if (done != cudaSuccess) {
+    queue.Keep(done,
+               DescribeLaunch(function, grid, block, shared_bytes).c_str());
+  }
 #endif
 }
 

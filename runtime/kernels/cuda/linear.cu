@@ -5,7 +5,8 @@
 //
 // A bias gradient is a kernel of its own, not an epilogue of the weight's
 // product, which makes that slower by more than the kernel takes (on an H200,
-// 32,768 rows of bf16: 1600 x 1600 by 42 us, 6400 x 1600 by 335 us).
+// 32,768 rows of bf16: 1600 x 1600 by 42 us, 6400 x 1600 by 335 us); nor one of
+// the GELU's gradient (the same rows, 1600 to 6400: 2.9 ms in place of 0.95).
 
 #include <algorithm>
 #include <array>

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "runtime/kernels/cuda/mma.h"
 #include "runtime/kernels/cuda/reduce.h"
 
 namespace tessera {
@@ -152,13 +153,13 @@ struct NormDw {
 
 // ---- All gradients at once --------------------------------------------------
 
-// A thread keeps kKept vectors of a row, and the sums of their columns: more
-// would not stay in registers.
-constexpr int kKept = 2;
-constexpr int64_t kWidestKept = int64_t{kKept} * kVector * kMostRowThreads;
-// Of a multiprocessor: these have enough loads under way, and each row of
-// threads leaves sums to be added.
-constexpr unsigned kBackwardThreads = 512;
+// Threads of one multiprocessor, with kKept vectors of a row in each of them
+// and the sums of their columns, which stay in registers: more leave more sums
+// to be added.
+template <int kKept>
+constexpr unsigned kBackwardThreads = kKept == 1 ? 1024 : 512;
+constexpr int kMostKept = 2;
+constexpr int64_t kWidestKept = int64_t{kMostKept} * kVector * kMostRowThreads;
 
 // Sums over a row.
 struct RowSums {
@@ -166,47 +167,120 @@ struct RowSums {
   float slope;    // of that times the normalised x
 };
 
+// What a thread works on of a row, which is copied to shared memory while it
+// works on the row before: `kOperands` tensors' kKept vectors. No other thread
+// reads it.
+template <typename T, int kOperands, int kKept>
+class RowAhead {
+ public:
+  static constexpr int kStages = 2;
+  // Of a thread.
+  static constexpr size_t kBytes =
+      sizeof(Stored<T>) * kStages * kKept * kOperands;
+
+  __device__ RowAhead(const Elements<T> (&operands)[kOperands], int64_t width)
+      : width_(width), vectors_(static_cast<int>(width / kVector)) {
+#pragma unroll
+    for (int o = 0; o < kOperands; ++o) operands_[o] = operands[o].data;
+  }
+
+  __device__ static int Vector(int k) {
+    return static_cast<int>(threadIdx.x) + k * static_cast<int>(blockDim.x);
+  }
+  __device__ bool Has(int k) const {
+    return Vector(k) < vectors_;
+  }
+
+  // Begins to copy a row.
+  __device__ void Fetch(int64_t row, int stage) const {
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) {
+      if (!Has(k)) break;
+      const int64_t first = row * width_ + int64_t{Vector(k)} * kVector;
+#pragma unroll
+      for (int o = 0; o < kOperands; ++o) {
+        const auto* const from =
+            reinterpret_cast<const Words*>(operands_[o] + first);
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+          CopyAsync16(Place(stage, k, o, w), from + w);
+        }
+      }
+    }
+  }
+  // REQUIRES: the row's copies were waited for.
+  __device__ void Get(int stage, int k, int o, float (&x)[kVector]) const {
+    Stored<T> stored;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      stored.words[w] = *Place(stage, k, o, w);
+    }
+    stored.Unpack(x);
+  }
+
+ private:
+  static constexpr int kWords = Stored<T>::kWords;
+
+  // Of neighbouring threads these are neighbours.
+  __device__ static Words* Place(int stage, int k, int o, int w) {
+    const unsigned threads = blockDim.x * blockDim.y;
+    const unsigned mine = threadIdx.y * blockDim.x + threadIdx.x;
+    const int of_thread = ((stage * kKept + k) * kOperands + o) * kWords + w;
+    return reinterpret_cast<Words*>(DynamicShared()) +
+           static_cast<unsigned>(of_thread) * threads + mine;
+  }
+
+  const T* operands_[kOperands];
+  int64_t width_;
+  int vectors_;
+};
+
 // dy, x, scale, [mean,] rstd [, added] -> dx (+ added), and in
 // partial[row of threads][kSums][width] the sums for dscale [, dshift] [, the
 // columns of dx]. Each row of threads takes the rows of its number modulo
 // theirs.
-template <typename T, bool kCentred, bool kAdds, bool kColumns>
-__global__ void __launch_bounds__(kMostRowThreads)
+template <typename T, bool kCentred, bool kAdds, bool kColumns, int kKept>
+__global__ void __launch_bounds__(kMostRowThreads,
+                                  kBackwardThreads<kKept> / kMostRowThreads)
     NormBackward(Elements<T> dy, Elements<T> x, Elements<T> scale,
                  Elements<T> added, Elements<T> dx,
                  Statistics<kCentred> statistics, int64_t rows, int64_t width,
                  float* partial) {
   constexpr int kSums = 1 + kCentred + kColumns;
-  const auto vectors = static_cast<int>(width / kVector);
-  const auto vector = [](int k) {
-    return static_cast<int>(threadIdx.x) + k * static_cast<int>(blockDim.x);
-  };
+  constexpr int kOperands = 2 + kAdds;
+  Elements<T> operands[kOperands] = {dy, x};
+  if constexpr (kAdds) operands[2] = added;
+  const RowAhead<T, kOperands, kKept> ahead(operands, width);
   const int64_t mine = RowOfThread();
+  const int64_t step = int64_t{gridDim.x} * blockDim.y;
   float sums[kKept][kSums][kVector] = {};
-  for (int64_t row = mine; row < rows; row += int64_t{gridDim.x} * blockDim.y) {
-    Stored<T> of_dy[kKept];
-    Stored<T> of_x[kKept];
-    Stored<T> of_added[kKept];
-#pragma unroll
-    for (int k = 0; k < kKept; ++k) {
-      if (vector(k) >= vectors) break;
-      const int64_t first = row * width + int64_t{vector(k)} * kVector;
-      of_dy[k] = dy.LoadStored(first, WholeSpan());
-      of_x[k] = x.LoadStored(first, WholeSpan());
-      if (kAdds) of_added[k] = added.LoadStored(first, WholeSpan());
+  float next_mean = 0;
+  float next_rstd = 0;
+  const auto fetch = [&](int64_t row, int stage) {
+    if (row < rows) {
+      ahead.Fetch(row, stage);
+      next_mean = statistics.Mean(row);
+      next_rstd = statistics.rstd.Get(row);
     }
-    const float mean = statistics.Mean(row);
-    const float rstd = statistics.rstd.Get(row);
+    CommitCopies();
+  };
+  fetch(mine, 0);
+  int stage = 0;
+  for (int64_t row = mine; row < rows; row += step, stage ^= 1) {
+    const float mean = next_mean;
+    const float rstd = next_rstd;
+    fetch(row + step, stage ^ 1);
+    WaitForCopies<1>();
     RowSums all = {0, 0};
 #pragma unroll
     for (int k = 0; k < kKept; ++k) {
-      if (vector(k) >= vectors) break;
+      if (!ahead.Has(k)) break;
       float d[kVector];
       float v[kVector];
       float s[kVector];
-      of_dy[k].Unpack(d);
-      of_x[k].Unpack(v);
-      scale.Load(int64_t{vector(k)} * kVector, WholeSpan(), s);
+      ahead.Get(stage, k, 0, d);
+      ahead.Get(stage, k, 1, v);
+      scale.Load(int64_t{ahead.Vector(k)} * kVector, WholeSpan(), s);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         const float normalised = (v[j] - mean) * rstd;
@@ -224,31 +298,32 @@ __global__ void __launch_bounds__(kMostRowThreads)
     const float slope = all.slope / n;
 #pragma unroll
     for (int k = 0; k < kKept; ++k) {
-      if (vector(k) >= vectors) break;
+      if (!ahead.Has(k)) break;
+      const int64_t column = int64_t{ahead.Vector(k)} * kVector;
       float d[kVector];
       float v[kVector];
       float s[kVector];
       float more[kVector] = {};
-      of_dy[k].Unpack(d);
-      of_x[k].Unpack(v);
-      scale.Load(int64_t{vector(k)} * kVector, WholeSpan(), s);
-      if (kAdds) of_added[k].Unpack(more);
+      ahead.Get(stage, k, 0, d);
+      ahead.Get(stage, k, 1, v);
+      if constexpr (kAdds) ahead.Get(stage, k, 2, more);
+      scale.Load(column, WholeSpan(), s);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         const float normalised = (v[j] - mean) * rstd;
         d[j] = rstd * (d[j] * s[j] - average - normalised * slope) + more[j];
         if (kColumns) sums[k][kSums - 1][j] += Fp32(Rounded<T>(d[j]));
       }
-      dx.Store(row * width + int64_t{vector(k)} * kVector, WholeSpan(), d);
+      dx.Store(row * width + column, WholeSpan(), d);
     }
   }
 #pragma unroll
   for (int k = 0; k < kKept; ++k) {
-    if (vector(k) >= vectors) break;
+    if (!ahead.Has(k)) break;
 #pragma unroll
     for (int of = 0; of < kSums; ++of) {
-      float* const to =
-          partial + (mine * kSums + of) * width + int64_t{vector(k)} * kVector;
+      float* const to = partial + (mine * kSums + of) * width +
+                        int64_t{ahead.Vector(k)} * kVector;
 #pragma unroll
       for (int j = 0; j < kVector; ++j) to[j] = sums[k][of][j];
     }
@@ -378,7 +453,7 @@ void CallNormDw(const KernelCall& call) {
 }
 
 // What NormBackward makes in one go.
-template <bool kCentred, bool kAdds, bool kColumns>
+template <bool kCentred, bool kAdds, bool kColumns, int kKept>
 void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
   constexpr int kSums = 1 + kCentred + kColumns;
   const LocalTensor& dx = call.results[0];
@@ -388,7 +463,7 @@ void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
                                              (kKept * kWarp) * kWarp);
   const unsigned shared = threads == kWarp ? 4 : 1;  // rows of a block
   const unsigned blocks_of_each =
-      std::max(1U, kBackwardThreads / (threads * shared));
+      std::max(1U, kBackwardThreads<kKept> / (threads * shared));
   const auto partial_bytes = static_cast<int64_t>(shared * sizeof(float)) *
                              kSums * width;  // of a block
   const int64_t blocks =
@@ -400,8 +475,9 @@ void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
   if (partial == nullptr) return;
   ByType({dx}, [&]<typename T>() {
     if constexpr (!std::is_same_v<T, Any>) {
-      Launch(NormBackward<T, kCentred, kAdds, kColumns>,
-             static_cast<unsigned>(blocks), dim3(threads, shared), 0, queue,
+      Launch(NormBackward<T, kCentred, kAdds, kColumns, kKept>,
+             static_cast<unsigned>(blocks), dim3(threads, shared),
+             RowAhead<T, 2 + kAdds, kKept>::kBytes * threads * shared, queue,
              Elements<T>(call.operands[0]), Elements<T>(call.operands[1]),
              Elements<T>(call.operands[2]),
              kAdds ? Elements<T>(call.operands.back()) : Elements<T>(),
@@ -431,7 +507,11 @@ void CallNormBackward(const KernelCall& call) {
                        HaveWholeRows({in[0], in[1], in[2], dx}, width) &&
                        (!kAdds || HaveWholeRows({dx, in.back()}, width));
     if (fuses) {
-      return LaunchBackward<kCentred, kAdds, kColumns>(call, rows, width);
+      return width <= kWidestKept / kMostKept
+                 ? LaunchBackward<kCentred, kAdds, kColumns, 1>(call, rows,
+                                                                width)
+                 : LaunchBackward<kCentred, kAdds, kColumns, kMostKept>(
+                       call, rows, width);
     }
   }
   KernelCall once = call;

@@ -43,16 +43,21 @@ std::map<std::string, int> CountsOf(const Graph& graph,
   return counts;
 }
 
-// Llama 2 7B, 32 layers: in each two residual sums with norms behind them (the
-// last layer's second one has the model's last norm), two norms whose gradients
-// meet that of a residual, but for the first norm of the model, whose sum is
-// behind the embedding; and sums over the three and the two products of a norm.
+// Llama 2 7B, 32 layers: in each the gate with its product, and of the
+// gradients of these three kernels; two residual sums with norms behind them
+// (the last layer's second one has the model's last norm), two norms whose
+// gradients meet that of a residual, but for the first norm of the model, whose
+// sum is behind the embedding; and sums over the three and the two products of
+// a norm.
 TEST(FuseNodes, OfLlama) {
   const Graph graph = ModelOf("llama-2-7b/config.json");
   const auto all = FuseNodes(graph, [](std::string_view) { return true; });
   const std::map<std::string, int> expected = {
-      {"add+rms_norm", 64},  {"-rms_norm", 64},    {"rms_norm_dx+sum+dw", 64},
-      {"rms_norm_dx+dw", 1}, {"-rms_norm_dw", 65}, {"-sum", 64 + 64},
+      {"add+rms_norm", 64},  {"-rms_norm", 64},
+      {"rms_norm_dx+dw", 1}, {"rms_norm_dx+sum+dw", 64},
+      {"-rms_norm_dw", 65},  {"-sum", 64 + 64},
+      {"silu+multiply", 32}, {"multiply+silu_dx+multiply", 32},
+      {"-silu_dx", 32},      {"-multiply", 32 + 32},
   };
   EXPECT_EQ(CountsOf(graph, all), expected);
   const auto none = FuseNodes(graph, [](std::string_view) { return false; });
@@ -99,6 +104,50 @@ TEST(FuseNodes, ArePricedWhereTheyAreMeasured) {
   // The first norm has no sum before it.
   EXPECT_EQ(seconds["rms_norm"].count(0), 1);
   EXPECT_EQ(seconds["rms_norm"].size(), 2);
+}
+
+// Products of weights have times of their own where a step has several
+// microbatches; with a profile that has none of these, those of products that
+// add nothing.
+TEST(AddingProducts, ArePricedWhereTheyAreMeasured) {
+  const Graph graph = ModelOf("llama-2-7b/config.json");
+  const Cluster cluster = MakeCluster("dgx-h200:1x1").value();
+  const auto seconds_of = [&](const Pricer& pricer, const char* strategy) {
+    const Plan plan =
+        PlanFromStrategy(graph, cluster, ParseStrategy(strategy).value())
+            .value();
+    const TaskGraph tasks = Lower(graph, cluster, plan, TrainingOptions{});
+    const std::vector<TaskCost> costs = PriceTasks(pricer, tasks);
+    std::set<double> seconds;
+    for (size_t t = 0; t < costs.size(); ++t) {
+      if (tasks.tasks[t].kernel == "linear_dw") {
+        seconds.insert(costs[t].duration.seconds());
+      }
+    }
+    return seconds;
+  };
+  const Pricer all(graph, cluster, nullptr, {.all_fused = true});
+  ProfileDb both;
+  ProfileDb writing;
+  for (const char* strategy : {"mbs=4", "mbs=2"}) {
+    const Plan plan =
+        PlanFromStrategy(graph, cluster, ParseStrategy(strategy).value())
+            .value();
+    for (ProfileKey key :
+         ProfileKeysOf(all, Lower(graph, cluster, plan, TrainingOptions{}))) {
+      if (!key.name.starts_with("linear_dw")) continue;
+      const bool adds = key.name == "linear_dw.adds";
+      EXPECT_EQ(adds, strategy == std::string("mbs=2")) << key.name;
+      both.rows[key] = {.median_s = adds ? 0.5 : 0.25, .samples = 20};
+      key.name = "linear_dw";
+      writing.rows[key] = {.median_s = 0.25, .samples = 20};
+    }
+  }
+  const Pricer by_both(graph, cluster, &both);
+  EXPECT_EQ(seconds_of(by_both, "mbs=4"), (std::set<double>{0.25}));
+  EXPECT_EQ(seconds_of(by_both, "mbs=2"), (std::set<double>{0.5}));
+  const Pricer by_writing(graph, cluster, &writing);
+  EXPECT_EQ(seconds_of(by_writing, "mbs=2"), (std::set<double>{0.25}));
 }
 
 // The first task of `kernel`, in seconds, and by what.

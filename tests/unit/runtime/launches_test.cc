@@ -114,27 +114,15 @@ int Total(const std::map<std::string, int>& launches) {
   return sum;
 }
 
-// GPT-2 of 124M parameters, 16 rows of 1024 tokens in bf16 with fp32 masters,
-// AdamW and clipping. 12 blocks of 16 weights (queries, keys and values are
-// three products), the two tables, and the last norm's two.
-class Gpt2Step : public ::testing::Test {
+// A step of 16 rows in bf16 with fp32 masters, AdamW and clipping, on one
+// device.
+class ModelStep : public ::testing::Test {
  protected:
-  static constexpr int kWeights = 12 * 16 + 2 + 2;
-  static constexpr int kBlocks = 12 + 2;  // with weights
-
-  explicit Gpt2Step(bool dropout = true) {
-    ImportOptions import;
-    const JsonValue none = ParseJson("{\"p\": 0.0}")->Field("p");
-    for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) {
-      if (!dropout) import.overrides[key] = none;
-    }
+  ModelStep(const char* model, ImportOptions import) {
     import.global_batch = 16;
-    import.seq_len = 1024;
     import.dtype = DType::kBFloat16;
     graph_ =
-        Differentiate(
-            ImportModel(ExamplePath("models/gpt2/config.json"), import).value())
-            .value();
+        Differentiate(ImportModel(ExamplePath(model), import).value()).value();
     const Cluster cluster = MakeCluster("dgx-h100:1x1").value();
     options_.clip = 1;
     const Plan plan =
@@ -150,9 +138,10 @@ class Gpt2Step : public ::testing::Test {
     });
     return launches;
   }
-  // What planner/lower/fused_nodes.h takes for fused.
-  std::map<std::string, int> FusedByCostModel() const {
-    std::map<std::string, int> counts = {{"adamw+cast", kBlocks}};
+  // What planner/lower/fused_nodes.h takes for fused; with the updates of so
+  // many blocks.
+  std::map<std::string, int> FusedByCostModel(int blocks) const {
+    std::map<std::string, int> counts = {{"adamw+cast", blocks}};
     for (const FusedNode& node :
          FuseNodes(graph_, [](std::string_view) { return true; })) {
       if (node.kernel() != nullptr) ++counts[std::string(node.kernel()->name)];
@@ -173,6 +162,29 @@ class Gpt2Step : public ::testing::Test {
   TrainingOptions options_;
   TaskGraph tasks_;
   std::vector<std::unique_ptr<CommWorld>> worlds_ = MakeThreadWorlds(1);
+};
+
+// GPT-2 of 124M parameters, rows of 1024 tokens. 12 blocks of 16 weights
+// (queries, keys and values are three products), the two tables, and the last
+// norm's two.
+class Gpt2Step : public ModelStep {
+ protected:
+  static constexpr int kWeights = 12 * 16 + 2 + 2;
+  static constexpr int kBlocks = 12 + 2;  // with weights
+
+  explicit Gpt2Step(bool dropout = true)
+      : ModelStep("models/gpt2/config.json", Import(dropout)) {}
+
+ private:
+  static ImportOptions Import(bool dropout) {
+    ImportOptions import;
+    import.seq_len = 1024;
+    const JsonValue none = ParseJson("{\"p\": 0.0}")->Field("p");
+    for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) {
+      if (!dropout) import.overrides[key] = none;
+    }
+    return import;
+  }
 };
 
 TEST_F(Gpt2Step, UpdatesOfABlockAreOneLaunch) {
@@ -221,7 +233,7 @@ TEST_F(Gpt2Step, WhatIsFusedIsOneLaunch) {
   }
   EXPECT_EQ(after["linear_dx"], before["linear_dx"] - kLayers);
   EXPECT_EQ(after["adamw+cast"], kBlocks);
-  EXPECT_EQ(FusedOf(after), FusedByCostModel());
+  EXPECT_EQ(FusedOf(after), FusedByCostModel(kBlocks));
 }
 
 class Gpt2StepWithoutDropout : public Gpt2Step {
@@ -247,7 +259,39 @@ TEST_F(Gpt2StepWithoutDropout, WhatIsFusedIsOneLaunch) {
       {"linear_dx+gelu_dx", kLayers},
   };
   EXPECT_EQ(after, expected);
-  EXPECT_EQ(after, FusedByCostModel());
+  EXPECT_EQ(after, FusedByCostModel(kBlocks));
+}
+
+class LlamaStep : public ModelStep {
+ protected:
+  LlamaStep() : ModelStep("models/llama-3.2-1b/config.json", Import()) {}
+
+ private:
+  static ImportOptions Import() {
+    ImportOptions import;
+    import.seq_len = 256;
+    return import;
+  }
+};
+
+// The gate of every layer and its two gradients; and the norms, of which the
+// last one has no residual beside it.
+TEST_F(LlamaStep, WhatIsFusedIsOneLaunch) {
+  constexpr int kLayers = 16;
+  constexpr int kBlocks = kLayers + 2;  // the table, and the last norm
+  CountingDevice fused(true, /*fuses=*/true);
+  ASSERT_TRUE(Executor(fused)->Run(tasks_).has_value());
+  const auto after = FusedOf(fused.TakeLaunches());
+  const std::map<std::string, int> expected = {
+      {"adamw+cast", kBlocks},
+      {"add+rms_norm", 2 * kLayers},
+      {"multiply+silu_dx+multiply", kLayers},
+      {"rms_norm_dx+dw", 1},
+      {"rms_norm_dx+sum+dw", 2 * kLayers},
+      {"silu+multiply", kLayers},
+  };
+  EXPECT_EQ(after, expected);
+  EXPECT_EQ(after, FusedByCostModel(kBlocks));
 }
 
 // All of the step is one graph.
