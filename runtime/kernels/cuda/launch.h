@@ -74,6 +74,9 @@ void Launch(void (*kernel)(Params...), dim3 grid, dim3 block,
                                 static_cast<int>(shared_bytes));
   }
   if (done == cudaSuccess) {
+    // What calls before left behind, of libraries that went another way then,
+    // is not this launch's.
+    cudaGetLastError();
     kernel<<<grid, block, shared_bytes, queue.stream>>>(
         static_cast<Params>(args)...);
     done = cudaGetLastError();

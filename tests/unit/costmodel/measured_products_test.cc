@@ -192,7 +192,7 @@ TEST(OwnProfile, PredictsProductsThatItDoesNotHave) {
     errors.by_shape += error();
     ++errors.products;
   }
-  EXPECT_EQ(by_kernel.size(), 5U);
+  EXPECT_EQ(by_kernel.size(), 6U);
   for (const auto& [kernel, errors] : by_kernel) {
     const double mean = errors.by_shape / errors.products;
     RecordProperty(kernel, std::to_string(mean));
