@@ -110,7 +110,7 @@ def main():
     parser.add_argument("instances", nargs="*", default=list(INSTANCES))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--proposals", type=int, default=1000)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     width = LEFT + len(args.instances) * (WIDTH + GAP)
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
            f'height="{TOP + HEIGHT + 60}" font-family="sans-serif" '

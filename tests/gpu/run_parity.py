@@ -126,7 +126,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--only", default="", help="plans with TEXT in them")
     parser.add_argument("plans", nargs="*", metavar="RANKS:PLAN")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     plans = arguments.plans or (
         NCCL if arguments.backend == "cuda" else LOOPBACK)
     runner = Runner(arguments)

@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <thread>
 
+#include "costmodel/profile/profile_io.h"
+#include "costmodel/simulate/simulator.h"
 #include "planner/io/importer.h"
+#include "planner/lower/lower.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/move.h"
 #include "planner/search/search_space.h"
@@ -229,6 +232,47 @@ TEST(Evaluator, CountsItsSources) {
                   measured.sources.analytical,
               1, 1e-12);
   EXPECT_EQ(measured.memory, model.memory);
+}
+
+// With times of fused kernels and of products that add to gradients.
+TEST(Evaluator, AgreesWithTheSimulatorOnAProfile) {
+  const Graph graph = Example("llama-3.2-1b", 64, DType::kBFloat16);
+  const Cluster cluster = MakeCluster("dgx-h200:1x4").value();
+  const ProfileDb profile =
+      ReadProfile(ExamplePath("../profiler/profiles/tessera/h200.txtpb"))
+          .value();
+  const Evaluator evaluator(graph, cluster, &profile, {});
+  ProfileDb writing = profile;  // none that add
+  std::erase_if(writing.rows, [](const auto& row) {
+    return row.first.name.ends_with(kAdds);
+  });
+  ASSERT_LT(writing.rows.size(), profile.rows.size());
+  const Evaluator without(graph, cluster, &writing, {});
+  for (const auto& [text, microbatches] :
+       {std::pair("dp=4,mbs=8", 1),
+        {"dp=4,mbs=2", 4},
+        {"dp=4,mbs=2,zero=1", 4},
+        {"dp=4,mbs=2,tiles=2", 4},
+        {"dp=1,tp=2,pp=2,mbs=32", 1},
+        {"dp=1,tp=2,pp=2,mbs=8", 4},
+        {"dp=2,pp=2,mbs=4,recompute=full", 4}}) {
+    const Plan plan = Uniform(graph, cluster, text);
+    ASSERT_EQ(plan.microbatches, microbatches) << text;
+    const Evaluation result = evaluator.Evaluate(plan);
+    const TaskGraph tasks = Lower(graph, cluster, plan, {});
+    const Timeline timeline =
+        Simulator(evaluator.pricer(), {.share_links = false})
+            .Run(tasks)
+            .value();
+    EXPECT_EQ(result.step_time, timeline.step_time) << text;
+    // Adding takes longer.
+    const Duration written = without.Evaluate(plan).step_time;
+    if (microbatches == 1) {
+      EXPECT_EQ(result.step_time, written) << text;
+    } else {
+      EXPECT_GT(result.step_time, written) << text;
+    }
+  }
 }
 
 // What is remembered of other plans changes nothing: along random walks from
