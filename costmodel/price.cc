@@ -791,8 +791,6 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
   } else if (task.optimizer && casts_fused_ &&
              (task.kernel == "adamw" || task.kernel == "adam")) {
     query.key.name += "+cast";
-  } else if (task.adds_microbatches && adding_.contains(query.key.name)) {
-    query.key.name += kAdds;
   }
   query.key.rule = rule->ToString();
   query.key.extents = extents;
@@ -951,7 +949,15 @@ ProfileKey Pricer::ProfileKeyOf(const TaskView& view) const {
   ProfileKey key =
       kind == TaskKind::kCompute ? KernelQuery(view).key : CopyKey(view);
   key.device = cluster_.TypeOf(view.group->devices[0]).name;
+  if (HasAddingRow(*view.task, key)) key.name += kAdds;
   return key;
+}
+
+bool Pricer::HasAddingRow(const Task& task, ProfileKey key) const {
+  if (!task.adds_microbatches || !adding_.contains(key.name)) return false;
+  if (profile_ == nullptr || profile_->Find(key) == nullptr) return true;
+  key.name += kAdds;
+  return profile_->Find(key) != nullptr;
 }
 
 Fusion Pricer::FusionAt(const TaskView& view) const {
@@ -1078,6 +1084,10 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         query.device =
             &cluster_.device_types[static_cast<size_t>(where.device_types[i])];
         query.key.device = query.device->name;
+        if (query.key.name.ends_with(kAdds)) {  // of the type before
+          query.key.name.resize(query.key.name.size() - kAdds.size());
+        }
+        if (HasAddingRow(task, query.key)) query.key.name += kAdds;
         if (query.matmul && query.products == ProductType::kAsValues) {
           const auto factor_of = [&](std::string_view name) {
             return products_.Factor(name, query.device->name, query.key.dtype,

@@ -12,7 +12,8 @@
 //             the mean of the mask: unsplit it counts in full, so do the shares
 //             of all ranks together. Products of weights' gradients that add to
 //             those of other microbatches have rows of their own (kAdds), where
-//             there are any; the first microbatch's counts as the others.
+//             there are any, unless just that size was timed, and writing
+//             alone; the first microbatch's counts as the others.
 //   kLoad     a copy into place: its bytes written once.
 //   kSlice    a copy: read and written.
 //   kCopy     over the device's link to its host, or the device's share of the
@@ -168,6 +169,9 @@ class Pricer {
   void SetAttentionShare(const TaskView& view, CostQuery& query) const;
   Fusion FusionAt(const TaskView& view) const;
   bool HasRows(std::string_view kernel) const;
+  // Whether a product that adds is priced by rows of such: not where just its
+  // size was timed, and writing alone.
+  bool HasAddingRow(const Task& task, ProfileKey key) const;
   const FusedNode* FusedAt(const Task& task) const;
   double PartsSeconds(const Task& task, const CostQuery& query) const;
   double HostSeconds(const TaskView& view, const CostQuery& query) const;

@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -57,8 +58,10 @@ NCCL = ["2:dp=2,zero=1", "2:dp=1,tp=2", "2:dp=1,pp=2,mbs=4", "2:dp=2,zero=3",
 
 def parsed(text):
     """Model, ranks and plan of [MODEL/]RANKS:PLAN."""
-    first, plan = text.split(":", 1)
-    model, _, ranks = first.rpartition("/")
+    found = re.fullmatch(r"(?:([^/:]+)/)?(\d+):(.*)", text)
+    if not found:
+        sys.exit(f"run_parity: '{text}': expected [MODEL/]RANKS:PLAN")
+    model, ranks, plan = found.groups()
     if not model:
         model = "mixtral-tiny" if "ep=" in plan else "gpt2-tiny"
     return model, int(ranks), plan
@@ -83,6 +86,8 @@ class Runner:
         try:
             done = subprocess.run(command, capture_output=True, text=True,
                                   env=environment, timeout=min(limit, left))
+        except OSError as error:
+            return str(error)
         except subprocess.TimeoutExpired:
             return f"took longer than {min(limit, left):.0f} s"
         if done.returncode != 0:
@@ -100,7 +105,7 @@ class Runner:
         with tempfile.TemporaryDirectory() as folder:
             actual = self.losses(model, ["--backend", backend, "--nproc",
                                          str(ranks), "--strategy",
-                                         plan.replace("DIR", folder),
+                                         plan.replace(":DIR", f":{folder}"),
                                          *self.arguments.graph], 120)
         row["seconds"] = round(time.monotonic() - begin, 3)
         for losses in (expected, actual):
@@ -129,12 +134,11 @@ def main():
     arguments = parser.parse_intermixed_args()
     plans = arguments.plans or (
         NCCL if arguments.backend == "cuda" else LOOPBACK)
+    wanted = [(text, parsed(text)) for text in plans if arguments.only in text]
     runner = Runner(arguments)
     rows = []
-    for text in plans:
-        if arguments.only not in text:
-            continue
-        row = runner.row(*parsed(text))
+    for text, parts in wanted:
+        row = runner.row(*parts)
         rows.append(row)
         what = row.get("error") or f"{row['max_loss_difference']:.2e}"
         print("ok" if row["ok"] else "FAILED", row["model"], text, what,

@@ -353,13 +353,16 @@ Result<std::vector<double>> CublasLtMatMul::Tune(const MatMulKey& key,
   TESSERA_RETURN_IF_ERROR(memory.Allocate(key, queue.stream));
   TESSERA_TRY(const auto found,
               Candidates(key, plan, memory.Next(), candidates, queue));
-  // By turns and without a pause, as in a step: a GPU at its power limit has
-  // lower clocks than one that rests between products.
+  // By turns, there and back, without a pause, as in a step: a GPU at its power
+  // limit has lower clocks than one that rests between products.
   Stopwatch watch;
   watch.Mark(queue.stream);
-  for (int run = 0; run < kWarmUps + kRuns; ++run) {
-    for (const cublasLtMatmulHeuristicResult_t& result : found) {
-      plan.algorithm = result.algo;
+  const auto at_place = [&](size_t run, size_t i) {
+    return run % 2 == 0 ? i : found.size() - 1 - i;
+  };
+  for (size_t run = 0; run < kWarmUps + kRuns; ++run) {
+    for (size_t i = 0; i < found.size(); ++i) {
+      plan.algorithm = found[at_place(run, i)].algo;
       TESSERA_RETURN_IF_ERROR(Enqueue(plan, key, memory.Next(), queue));
       watch.Mark(queue.stream);
     }
@@ -369,7 +372,7 @@ Result<std::vector<double>> CublasLtMatMul::Tune(const MatMulKey& key,
     std::vector<double> times;
     for (size_t run = kWarmUps; run < kWarmUps + kRuns; ++run) {
       TESSERA_TRY(times.emplace_back(),
-                  watch.Microseconds(run * found.size() + i));
+                  watch.Microseconds(run * found.size() + at_place(run, i)));
     }
     std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
     medians.push_back(times[kRuns / 2]);

@@ -158,8 +158,12 @@ struct NormDw {
 // to be added.
 template <int kKept>
 constexpr unsigned kBackwardThreads = kKept == 1 ? 1024 : 512;
-constexpr int kMostKept = 2;
-constexpr int64_t kWidestKept = int64_t{kMostKept} * kVector * kMostRowThreads;
+constexpr int64_t kWidestOfOneVector = int64_t{kVector} * kMostRowThreads;
+// Two vectors of 16 bits in each thread, or one of fp32: 96 KiB of shared
+// memory, which GPUs from sm_80 on have.
+int64_t WidestKept(DType dtype) {
+  return (Is16Bit(dtype) ? 2 : 1) * kWidestOfOneVector;
+}
 
 // Sums over a row.
 struct RowSums {
@@ -474,7 +478,7 @@ void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
       queue.Workspace(blocks * partial_bytes, "gradients of a norm"));
   if (partial == nullptr) return;
   ByType({dx}, [&]<typename T>() {
-    if constexpr (!std::is_same_v<T, Any>) {
+    if constexpr (!std::is_same_v<T, Any> && (kKept == 1 || sizeof(T) == 2)) {
       Launch(NormBackward<T, kCentred, kAdds, kColumns, kKept>,
              static_cast<unsigned>(blocks), dim3(threads, shared),
              RowAhead<T, 2 + kAdds, kKept>::kBytes * threads * shared, queue,
@@ -501,17 +505,17 @@ void CallNormBackward(const KernelCall& call) {
   const int64_t rows = in[3].elements();
   if constexpr (kWeights) {
     // The bias may be wider than the norm: of all heads.
-    const bool fuses = rows > 0 && width <= kWidestKept &&
+    const bool fuses = rows > 0 && width <= WidestKept(dx.dtype) &&
                        (!kColumns || call.results.back().elements() == width) &&
                        in.size() == kOfNorm + kAdds &&
                        HaveWholeRows({in[0], in[1], in[2], dx}, width) &&
                        (!kAdds || HaveWholeRows({dx, in.back()}, width));
     if (fuses) {
-      return width <= kWidestKept / kMostKept
+      return width <= kWidestOfOneVector
                  ? LaunchBackward<kCentred, kAdds, kColumns, 1>(call, rows,
                                                                 width)
-                 : LaunchBackward<kCentred, kAdds, kColumns, kMostKept>(
-                       call, rows, width);
+                 : LaunchBackward<kCentred, kAdds, kColumns, 2>(call, rows,
+                                                                width);
     }
   }
   KernelCall once = call;

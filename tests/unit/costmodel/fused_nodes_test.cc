@@ -146,6 +146,18 @@ TEST(AddingProducts, ArePricedWhereTheyAreMeasured) {
   const Pricer by_both(graph, cluster, &both);
   EXPECT_EQ(seconds_of(by_both, "mbs=4"), (std::set<double>{0.25}));
   EXPECT_EQ(seconds_of(by_both, "mbs=2"), (std::set<double>{0.5}));
+  // A size that was timed writing alone.
+  ProfileDb some = both;
+  for (const auto& [key, row] : writing.rows) {
+    if (!both.rows.contains(key)) some.rows[key] = row;
+  }
+  const auto adds = std::ranges::find_if(some.rows, [](const auto& row) {
+    return row.first.name.ends_with(kAdds);
+  });
+  ASSERT_NE(adds, some.rows.end());
+  some.rows.erase(adds);
+  const Pricer by_some(graph, cluster, &some);
+  EXPECT_EQ(seconds_of(by_some, "mbs=2"), (std::set<double>{0.25, 0.5}));
   const Pricer by_writing(graph, cluster, &writing);
   EXPECT_EQ(seconds_of(by_writing, "mbs=2"), (std::set<double>{0.25}));
 }

@@ -118,7 +118,8 @@ int Total(const std::map<std::string, int>& launches) {
 // device.
 class ModelStep : public ::testing::Test {
  protected:
-  ModelStep(const char* model, ImportOptions import) {
+  ModelStep(const char* model, ImportOptions import,
+            const char* strategy = "mbs=16") {
     import.global_batch = 16;
     import.dtype = DType::kBFloat16;
     graph_ =
@@ -126,7 +127,7 @@ class ModelStep : public ::testing::Test {
     const Cluster cluster = MakeCluster("dgx-h100:1x1").value();
     options_.clip = 1;
     const Plan plan =
-        PlanFromStrategy(graph_, cluster, ParseStrategy("mbs=16").value())
+        PlanFromStrategy(graph_, cluster, ParseStrategy(strategy).value())
             .value();
     tasks_ = Lower(graph_, cluster, plan, options_);
   }
@@ -264,7 +265,8 @@ TEST_F(Gpt2StepWithoutDropout, WhatIsFusedIsOneLaunch) {
 
 class LlamaStep : public ModelStep {
  protected:
-  LlamaStep() : ModelStep("models/llama-3.2-1b/config.json", Import()) {}
+  explicit LlamaStep(const char* strategy = "mbs=16")
+      : ModelStep("models/llama-3.2-1b/config.json", Import(), strategy) {}
 
  private:
   static ImportOptions Import() {
@@ -292,6 +294,27 @@ TEST_F(LlamaStep, WhatIsFusedIsOneLaunch) {
   };
   EXPECT_EQ(after, expected);
   EXPECT_EQ(after, FusedByCostModel(kBlocks));
+}
+
+class LlamaStepOfMicrobatches : public LlamaStep {
+ protected:
+  LlamaStepOfMicrobatches() : LlamaStep("mbs=4") {}
+};
+
+// In each of four microbatches, the three that add to gradients, too.
+TEST_F(LlamaStepOfMicrobatches, WhatIsFusedIsOneLaunch) {
+  constexpr int kLayers = 16;
+  CountingDevice fused(true, /*fuses=*/true);
+  ASSERT_TRUE(Executor(fused)->Run(tasks_).has_value());
+  const std::map<std::string, int> expected = {
+      {"adamw+cast", kLayers + 2},
+      {"add+rms_norm", 4 * 2 * kLayers},
+      {"multiply+silu_dx+multiply", 4 * kLayers},
+      {"rms_norm_dx+dw", 4},
+      {"rms_norm_dx+sum+dw", 4 * 2 * kLayers},
+      {"silu+multiply", 4 * kLayers},
+  };
+  EXPECT_EQ(FusedOf(fused.TakeLaunches()), expected);
 }
 
 // All of the step is one graph.
