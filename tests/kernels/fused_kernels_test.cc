@@ -220,7 +220,7 @@ void AddGates(DType dtype, Rng& rng, std::vector<FusedCase>& cases) {
 void AddNorms(DType dtype, Rng& rng, std::vector<FusedCase>& cases) {
   for (const std::string norm : {"layer_norm", "rms_norm"}) {
     const bool centred = norm == "layer_norm";
-    for (const int64_t width : {48, 768, 1608, 37, 5000, 8320}) {
+    for (const int64_t width : {48, 768, 1608, 37, 4096, 5000, 8320}) {
       const int64_t rows = width > 2000 ? 3 : 70;
       const Shape shape = {1, rows, width};
       const HostTensor x = Random(shape, dtype, rng);
