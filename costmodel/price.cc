@@ -953,11 +953,12 @@ ProfileKey Pricer::ProfileKeyOf(const TaskView& view) const {
   return key;
 }
 
-bool Pricer::HasAddingRow(const Task& task, ProfileKey key) const {
+bool Pricer::HasAddingRow(const Task& task, const ProfileKey& key) const {
   if (!task.adds_microbatches || !adding_.contains(key.name)) return false;
   if (profile_ == nullptr || profile_->Find(key) == nullptr) return true;
-  key.name += kAdds;
-  return profile_->Find(key) != nullptr;
+  ProfileKey adding = key;
+  adding.name += kAdds;
+  return profile_->Find(adding) != nullptr;
 }
 
 Fusion Pricer::FusionAt(const TaskView& view) const {
@@ -1074,19 +1075,19 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         break;
       }
       CostQuery query;
+      std::string kernel;
       for (size_t i = 0; i < where.device_types.size(); ++i) {
         const TaskView counted = CountedView(view, where, i);
         if (i == 0 || !where.counted.empty()) {
           query = KernelQuery(counted);
+          kernel = query.key.name;
           SetAttentionShare(counted, query);
           seconds = std::max(seconds, HostSeconds(counted, query));
         }
         query.device =
             &cluster_.device_types[static_cast<size_t>(where.device_types[i])];
         query.key.device = query.device->name;
-        if (query.key.name.ends_with(kAdds)) {  // of the type before
-          query.key.name.resize(query.key.name.size() - kAdds.size());
-        }
+        query.key.name = kernel;
         if (HasAddingRow(task, query.key)) query.key.name += kAdds;
         if (query.matmul && query.products == ProductType::kAsValues) {
           const auto factor_of = [&](std::string_view name) {

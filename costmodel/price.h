@@ -171,7 +171,7 @@ class Pricer {
   bool HasRows(std::string_view kernel) const;
   // Whether a product that adds is priced by rows of such: not where just its
   // size was timed, and writing alone.
-  bool HasAddingRow(const Task& task, ProfileKey key) const;
+  bool HasAddingRow(const Task& task, const ProfileKey& key) const;
   const FusedNode* FusedAt(const Task& task) const;
   double PartsSeconds(const Task& task, const CostQuery& query) const;
   double HostSeconds(const TaskView& view, const CostQuery& query) const;
