@@ -272,6 +272,7 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
   }
   std::set<std::pair<size_t, int>> kept;
   std::set<Port> stored;
+  std::set<TensorId> exchanged;
   std::vector<BlockCost> costs(n);
   for (size_t b = 0; b < n; ++b) {
     BlockCost& cost = costs[b];
@@ -348,8 +349,20 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
         if (category < cost.exchanged.size() && !tied.contains(at.tensor) &&
             std::llround(copies) == replica.cp * replica.ep) {
           cost.exchanged[category] += buffer.bytes.value;
+          exchanged.insert(at.tensor);
         }
         cost.cut[category] += static_cast<double>(buffer.bytes.value) / copies;
+      }
+    }
+    for (ProgramKind kind : {ProgramKind::kForward, backward}) {
+      const TemplateProgram& p = program(b, kind);
+      for (const TemplateBinding& binding : p.imports) {
+        const auto& buffer = p.buffers[static_cast<size_t>(binding.buffer)];
+        if (buffer.persistent &&
+            buffer.category == MemoryCategory::kParameter &&
+            exchanged.contains(port(b, binding.port).tensor)) {
+          cost.gathered += buffer.bytes.value;
+        }
       }
     }
   }

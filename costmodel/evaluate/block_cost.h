@@ -50,6 +50,9 @@ struct BlockCost {
   // Of those stored parameters and gradients what the replicas exchange over
   // one stream: each rank of tp has a part of its own.
   std::array<int64_t, 2> exchanged = {};
+  // Bytes of parameters that forward reads and those that backward does: what
+  // ZeRO-3 gathers of them for a microbatch.
+  int64_t gathered = 0;
 };
 
 // A plan of one replica of a layer, in which blocks are lowered and priced.

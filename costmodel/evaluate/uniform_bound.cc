@@ -239,6 +239,7 @@ UniformBound::Pipeline UniformBound::PipelineOf(
       for (size_t c = 0; c < cost.exchanged.size(); ++c) {
         stage.exchanged[c] += cost.exchanged[c];
       }
+      stage.gathered += cost.gathered;
       if (position < pp) stage.first_gradients += cost.exchanged[1];
     }
     stage.forward += own.forward.stream_to_stream;
@@ -405,7 +406,7 @@ std::vector<LayerCost> UniformBound::LayerCosts(
         cost.update = parameters / 2;
         break;
       default:
-        cost.exchange = gradients / 2 + parameters;
+        cost.exchange = (gradients + AllReduce(strategy, block.gathered)) / 2;
     }
     const int cuts = strategy.zero > 0 ? replicas : 1;
     cost.update += static_cast<double>(block.update) / cuts;
@@ -513,7 +514,7 @@ int64_t UniformBound::Formula(const Strategy& strategy,
 
     double bytes = 0;  // that the replicas exchange
     const auto [parameters, gradients] = stage.exchanged;
-    if (strategy.zero >= 3) bytes += 2.0 * static_cast<double>(parameters);
+    if (strategy.zero >= 3) bytes += static_cast<double>(stage.gathered);
     if (strategy.zero >= 2) bytes += static_cast<double>(gradients);
     bytes *= static_cast<double>(m);
     if (strategy.zero == 2) bytes += static_cast<double>(parameters);

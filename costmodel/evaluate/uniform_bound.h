@@ -33,7 +33,8 @@
 //
 // Replicas. The gathers and reductions of one stage follow each other on one
 // stream, so a stage takes no less than all of them: of every microbatch the
-// gathers of ZeRO-3, once a pass, and the reductions of ZeRO-2 and 3; of a step
+// gathers of ZeRO-3, of what each pass reads, and the reductions of ZeRO-2 and
+// 3; of a step
 // the reductions of ZeRO-0 and 1 of the first chunk, which begin with its last
 // backward, and the return of what ZeRO-1 and 2 update. Of B bytes that the
 // ranks of a host share with those of H - 1 others, (H - 1) / H enter each host
@@ -127,7 +128,8 @@ class UniformBound {
     std::array<int64_t, 3> stored = {};
     std::array<double, 3> cut = {};
     std::array<int64_t, 2> exchanged = {};
-    int64_t first_gradients = 0;  // of these, those of the first chunk
+    int64_t gathered = 0;
+    int64_t first_gradients = 0;  // of those exchanged, of the first chunk
   };
   struct Pipeline {
     std::vector<Position> positions;
