@@ -34,17 +34,17 @@
 // Replicas. The gathers and reductions of one stage follow each other on one
 // stream, so a stage takes no less than all of them: of every microbatch the
 // gathers of ZeRO-3, of what each pass reads, and the reductions of ZeRO-2 and
-// 3; of a step
-// the reductions of ZeRO-0 and 1 of the first chunk, which begin with its last
-// backward, and the return of what ZeRO-1 and 2 update. Of B bytes that the
-// ranks of a host share with those of H - 1 others, (H - 1) / H enter each host
-// (Chan et al. 2007, table of lower bounds), twice for a sum that all need
-// unless switches add; the links to the network that their routes take are the
-// limit. Where hosts have unlike numbers of the n copies of a part, one that
-// has k of them takes in (n - k) / n, and of a sum twice that as rings and
-// halving have it (trees within hosts, which would take in less, are for hosts
-// of equal numbers: costmodel/collective). So does each device, with k = 1,
-// over all links that it has. With measured collectives none of this counts.
+// 3; of a step the reductions of ZeRO-0 and 1 of the first chunk, which begin
+// with its last backward, and the return of what ZeRO-1 and 2 update. Of B
+// bytes that the ranks of a host share with those of H - 1 others, (H - 1) / H
+// enter each host (Chan et al. 2007, table of lower bounds), twice for a sum
+// that all need unless switches add; the links to the network that their routes
+// take are the limit. Where hosts have unlike numbers of the n copies of a
+// part, one that has k of them takes in (n - k) / n, and of a sum twice that as
+// rings and halving have it (trees within hosts, which would take in less, are
+// for hosts of equal numbers: costmodel/collective). So does each device, with
+// k = 1, over all links that it has. With measured collectives none of this
+// counts.
 //
 // Memory. What a stage stores, and the activations of the (chunk, microbatch)
 // pairs that have run forward when the first backward starts
