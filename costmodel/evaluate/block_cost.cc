@@ -272,7 +272,6 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
   }
   std::set<std::pair<size_t, int>> kept;
   std::set<Port> stored;
-  std::set<TensorId> exchanged;
   std::vector<BlockCost> costs(n);
   for (size_t b = 0; b < n; ++b) {
     BlockCost& cost = costs[b];
@@ -325,6 +324,7 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
                          .bytes.value;
       }
     }
+    std::set<TensorId> exchanged;
     for (const TemplateProgram& p : templates[b]) {
       for (const TemplateBinding& binding : p.imports) {
         const auto& buffer = p.buffers[static_cast<size_t>(binding.buffer)];

@@ -391,7 +391,8 @@ std::vector<LayerCost> UniformBound::LayerCosts(
     LayerCost& cost = costs.emplace_back();
     cost.compute = static_cast<double>(block.forward.stream_to_stream +
                                        block.backward.stream_to_stream);
-    const double parameters = AllReduce(strategy, block.exchanged[0]);
+    const double parameters = AllReduce(
+        strategy, strategy.zero >= 3 ? block.gathered : block.exchanged[0]);
     const double gradients = AllReduce(strategy, block.exchanged[1]);
     switch (strategy.zero) {
       case 0:
@@ -406,7 +407,7 @@ std::vector<LayerCost> UniformBound::LayerCosts(
         cost.update = parameters / 2;
         break;
       default:
-        cost.exchange = (gradients + AllReduce(strategy, block.gathered)) / 2;
+        cost.exchange = (gradients + parameters) / 2;
     }
     const int cuts = strategy.zero > 0 ? replicas : 1;
     cost.update += static_cast<double>(block.update) / cuts;
