@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <span>
 #include <utility>
 
 namespace tessera {
@@ -158,13 +159,14 @@ class StageProgramme {
   Cell& At(size_t stages, size_t block, size_t units) {
     return cells_[(stages * (blocks_ + 1) + block) * (units_ + 1) + units];
   }
-  // Of a stage of blocks [begin, end) that keeps so many microbatches.
-  Choice& ChoiceOf(int in_flight, size_t place, size_t begin, size_t end) {
-    return choices_[((static_cast<size_t>(in_flight) * places_.size() + place) *
-                         blocks_ +
-                     begin) *
-                        (blocks_ + 1) +
-                    end];
+  // Those of stages that keep so many microbatches and begin with a block: of
+  // one block, of two and so on, as far as they were looked at.
+  std::span<const Choice> ChoicesFrom(int in_flight, size_t place,
+                                      size_t begin) const {
+    const auto at =
+        (static_cast<size_t>(in_flight) * places_.size() + place) * blocks_ +
+        begin;
+    return std::span(choices_).subspan(first_choice_[at], choices_of_[at]);
   }
 
   double Time(size_t option, size_t begin, size_t end, int in_flight) const {
@@ -187,9 +189,11 @@ class StageProgramme {
     for (size_t stages = 1; stages <= most_stages_; ++stages) {
       most = std::max(most, problem_.in_flight(static_cast<int>(stages)));
     }
-    choices_.assign(static_cast<size_t>(most + 1) * places_.size() * blocks_ *
-                        (blocks_ + 1),
-                    {});
+    const size_t lists =
+        static_cast<size_t>(most + 1) * places_.size() * blocks_;
+    choices_.clear();
+    first_choice_.assign(lists, 0);
+    choices_of_.assign(lists, 0);
     seen_ = limit;
     none_left_ = true;
     longest_ = 0;
@@ -198,30 +202,38 @@ class StageProgramme {
       const int in_flight = problem_.in_flight(static_cast<int>(stages));
       if (in_flight == known) continue;
       known = in_flight;
-      for (size_t p = 0; p < places_.size(); ++p) {
-        for (size_t begin = 0; begin + stages <= blocks_; ++begin) {
-          for (size_t end = begin + 1; end + stages <= blocks_ + 1; ++end) {
-            Choice& choice = ChoiceOf(in_flight, p, begin, end);
-            for (size_t option : places_[p].options) {
-              if (barred_[option][begin] != barred_[option][end]) continue;
-              choice.least = std::min(
-                  choice.least,
-                  costs_[option].Time(begin, end, problem_.microbatches));
-              const double time = Time(option, begin, end, in_flight);
-              if (time >= choice.time) continue;
-              choice.time = time;
-              choice.option = static_cast<int>(option);
-            }
-            if (choice.least > limit) {
-              none_left_ = none_left_ && choice.least == kNever;
-              break;
-            }
-            if (choice.time != kNever) {
-              longest_ = std::max(longest_, choice.time);
-            }
-          }
+      size_t list = static_cast<size_t>(in_flight) * places_.size() * blocks_;
+      for (const Place& place : places_) {
+        for (size_t begin = 0; begin < blocks_; ++begin, ++list) {
+          first_choice_[list] = choices_.size();
+          AddChoices(place, in_flight, begin, blocks_ + 1 - stages, limit);
+          choices_of_[list] = choices_.size() - first_choice_[list];
         }
       }
+    }
+  }
+
+  // Of stages from a block on that end no later than `last`.
+  void AddChoices(const Place& place, int in_flight, size_t begin, size_t last,
+                  double limit) {
+    for (size_t end = begin + 1; end <= last; ++end) {
+      Choice choice;
+      for (size_t option : place.options) {
+        if (barred_[option][begin] != barred_[option][end]) continue;
+        choice.least =
+            std::min(choice.least,
+                     costs_[option].Time(begin, end, problem_.microbatches));
+        const double time = Time(option, begin, end, in_flight);
+        if (time >= choice.time) continue;
+        choice.time = time;
+        choice.option = static_cast<int>(option);
+      }
+      if (choice.least > limit) {
+        none_left_ = none_left_ && choice.least == kNever;
+        return;
+      }
+      if (choice.time != kNever) longest_ = std::max(longest_, choice.time);
+      choices_.push_back(choice);
     }
   }
 
@@ -242,9 +254,9 @@ class StageProgramme {
     const auto& [size, align, options] = places_[place];
     const int in_flight = problem_.in_flight(static_cast<int>(stages));
     for (size_t begin = 0; begin + stages <= blocks_; ++begin) {
-      for (size_t end = begin + 1; end + stages <= blocks_ + 1; ++end) {
-        const Choice& choice = ChoiceOf(in_flight, place, begin, end);
-        if (choice.least > limit) break;
+      size_t end = begin;
+      for (const Choice& choice : ChoicesFrom(in_flight, place, begin)) {
+        if (++end + stages > blocks_ + 1 || choice.least > limit) break;
         if (choice.time > limit) continue;
         for (size_t behind = stages - 1; behind + size <= units_; ++behind) {
           const double rest = At(stages - 1, end, behind).value;
@@ -292,7 +304,9 @@ class StageProgramme {
   std::vector<Sums> costs_;                 // by option
   std::vector<std::optional<Sums>> again_;  // by option
   std::vector<std::vector<int>> barred_;    // by option, sums over blocks
-  std::vector<Choice> choices_;
+  std::vector<Choice> choices_;             // list by list
+  std::vector<size_t> first_choice_;        // of a list
+  std::vector<size_t> choices_of_;          // how many it has
   double seen_ = 0;         // all that take no longer are among them
   bool none_left_ = false;  // all that there are
   double longest_ = 0;      // of them, picoseconds
