@@ -53,6 +53,8 @@ bool IsPlain(const Strategy& s) {
          s.activation_tier == MemoryTier::kDevice;
 }
 
+constexpr Score kNothingKnown = {Duration{}, Bytes{}, /*feasible=*/true};
+
 // Fields of so many bits each.
 uint64_t Word(std::initializer_list<std::pair<int64_t, int>> fields) {
   uint64_t out = 0;
@@ -594,6 +596,15 @@ int64_t UniformBound::Walk(const Strategy& strategy,
   return time;
 }
 
+double UniformBound::StoredIn(const Strategy& strategy,
+                              const Setting& setting) const {
+  double most = 0;
+  for (const StageCost& stage : setting.pipeline->stages) {
+    most = std::max(most, StoredBytes(stage, strategy.zero, setting.dp));
+  }
+  return most;
+}
+
 double UniformBound::PeakOf(const Strategy& strategy,
                             const Setting& setting) const {
   double peak = 0;
@@ -610,13 +621,25 @@ double UniformBound::PeakOf(const Strategy& strategy,
 
 Score UniformBound::Of(const GraphIndex& index, const Strategy& strategy,
                        Objective::Bound bound) const {
+  if (bound == Objective::Bound::kLoose &&
+      strategy.recompute != RecomputeLevel::kNone) {
+    Strategy once = strategy;
+    once.recompute = RecomputeLevel::kNone;
+    const auto setting = SettingOf(index, once);
+    return setting ? ScoreOf(Formula(once, *setting), StoredIn(once, *setting))
+                   : kNothingKnown;
+  }
   const auto setting = SettingOf(index, strategy);
-  if (!setting) return {Duration{}, Bytes{}, /*feasible=*/true};
+  if (!setting) return kNothingKnown;
   int64_t time = Formula(strategy, *setting);
   if (bound == Objective::Bound::kClose) {
     time = std::max(time, Walk(strategy, *setting));
   }
-  const Bytes peak = {static_cast<int64_t>(PeakOf(strategy, *setting))};
+  return ScoreOf(time, PeakOf(strategy, *setting));
+}
+
+Score UniformBound::ScoreOf(int64_t time, double bytes) const {
+  const Bytes peak = {static_cast<int64_t>(bytes)};
   const Bytes memory = cluster_.TypeOf(DeviceId(0)).memory;
   if (peak <= memory) return {{time}, Bytes{}, /*feasible=*/true};
   return {{time}, peak - memory, /*feasible=*/false};

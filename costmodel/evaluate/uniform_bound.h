@@ -21,6 +21,11 @@
 // schedule puts off behind its last gradients of activations
 // (PipelineSchedule::put_off) run beside the drain in place of before it.
 //
+// Loose bound: of a strategy that runs forward again the quick bound of the one
+// that does not, and what its stages store. What runs again is compute and
+// collectives more on the same paths. So a sweep needs the tables of strategies
+// that recompute only where these would be fast if that cost nothing.
+//
 // Close bound, in tens of microseconds: the same chunks walked in the order of
 // the schedule, one microbatch after the other, with the time that a chunk's
 // output takes over the network to the next stage.
@@ -194,7 +199,11 @@ class UniformBound {
                        double summed = 0) const;
   int64_t ReductionEnd(const Strategy& strategy, const Setting& setting,
                        size_t stage, int64_t begin) const;
+  // Bytes of the fullest stage: what it stores, and that with its activations.
+  double StoredIn(const Strategy& strategy, const Setting& setting) const;
   double PeakOf(const Strategy& strategy, const Setting& setting) const;
+  // Of a step of so many picoseconds, on devices that hold so many bytes.
+  Score ScoreOf(int64_t time, double bytes) const;
 
   const Cluster& cluster_;
   const ShortGraph short_;

@@ -96,8 +96,9 @@ class Objective {
   }
   // What the strategy's score is never better than, found without its plan:
   // what lets a sweep leave most of a space unpriced. Of a strategy that gives
-  // no plan anything. A close bound takes more time, and less than the score.
-  enum class Bound { kQuick, kClose };
+  // no plan anything. Each kind takes more time than the one before and is no
+  // better; the score takes the most.
+  enum class Bound { kLoose, kQuick, kClose };
   virtual Score BoundUniform(const GraphIndex&, const Cluster&, const Strategy&,
                              Bound) const {
     return {Duration{}, Bytes{}, /*feasible=*/true};

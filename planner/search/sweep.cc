@@ -14,11 +14,13 @@ namespace {
 // Strategies that a thread bounds at a time.
 constexpr size_t kSlice = 64;
 
+using Bound = Objective::Bound;
+
 // A strategy by its place in the list.
 struct Scored {
   Score score;
   size_t number = 0;
-  bool close = false;  // a close bound
+  Bound bound = Bound::kLoose;  // what the score is, if not the price
 };
 
 bool Before(const Scored& a, const Scored& b) {
@@ -49,10 +51,9 @@ SweepResult Sweep(const SearchSpace& space, const Objective& objective,
       for (size_t o = begin; o < std::min(begin + kSlice, strategies.size());
            ++o) {
         const size_t i = order[o];
-        bounds.push_back(
-            {objective.BoundUniform(space.index, *space.cluster, strategies[i],
-                                    Objective::Bound::kQuick),
-             i});
+        bounds.push_back({objective.BoundUniform(space.index, *space.cluster,
+                                                 strategies[i], Bound::kLoose),
+                          i});
       }
       const std::lock_guard lock(mutex);
       waiting.insert(waiting.end(), bounds.begin(), bounds.end());
@@ -74,19 +75,21 @@ SweepResult Sweep(const SearchSpace& space, const Objective& objective,
     if (best.size() == count && !Before(top, best.back())) return std::nullopt;
     std::pop_heap(waiting.begin(), waiting.end(), after);
     waiting.pop_back();
-    ++(top.close ? result.priced : result.closely);
+    result.closely += top.bound == Bound::kQuick;
+    result.priced += top.bound == Bound::kClose;
     return top;
   };
   OnThreads(threads, [&] {
     while (count > 0 && !stopped()) {
       const std::optional<Scored> top = take();
       if (!top) return;
-      if (!top->close) {
-        const Score bound = objective.BoundUniform(space.index, *space.cluster,
-                                                   strategies[top->number],
-                                                   Objective::Bound::kClose);
+      if (top->bound != Bound::kClose) {
+        const Bound next =
+            top->bound == Bound::kLoose ? Bound::kQuick : Bound::kClose;
+        const Score score = objective.BoundUniform(
+            space.index, *space.cluster, strategies[top->number], next);
         const std::lock_guard lock(mutex);
-        waiting.push_back({bound, top->number, true});
+        waiting.push_back({score, top->number, next});
         std::push_heap(waiting.begin(), waiting.end(), after);
         continue;
       }

@@ -1,11 +1,11 @@
 #pragma once
 // Sweep: the best of a list of uniform strategies, as if all were priced.
 //
-// Every strategy gets a quick bound (Objective::BoundUniform), which takes a
-// microsecond. In the order of the bounds strategies get close ones, and where
-// these are still first, their price, until the next bound is no better than
-// what was found: no strategy behind it can be among the best, since no score
-// is better than its bound (best-first branch and bound; Land and Doig, 1960).
+// Every strategy gets a loose bound (Objective::BoundUniform). In the order of
+// the bounds strategies get quick ones, then close ones, and where these are
+// still first, their price, until the next bound is no better than what was
+// found: no strategy behind it can be among the best, since no score is better
+// than its bound (best-first branch and bound; Land and Doig, 1960).
 
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +35,7 @@ struct SweepResult {
 // The `count` best of `strategies` that give valid plans, or all where there
 // are fewer. Stops early when `stop`, which may be empty, says so (called from
 // any thread): then the result is the best of what was priced. Likewise what
-// has no quick bound when `stop_bounding` says so is left out. Otherwise the
+// has no loose bound when `stop_bounding` says so is left out. Otherwise the
 // same on any number of threads, but for `closely` and `priced`.
 SweepResult Sweep(const SearchSpace& space, const Objective& objective,
                   const std::vector<Strategy>& strategies, size_t count,

@@ -79,6 +79,8 @@ void ExpectBelow(const Graph& graph, const Cluster& cluster, int tries,
   for (int i = 0; i < tries; ++i) {
     const Strategy strategy =
         RandomStrategy(rng, index, static_cast<int>(cluster.devices.size()));
+    const Score loose = evaluator.BoundUniform(index, cluster, strategy,
+                                               Objective::Bound::kLoose);
     const Score quick = evaluator.BoundUniform(index, cluster, strategy,
                                                Objective::Bound::kQuick);
     const Score bound = evaluator.BoundUniform(index, cluster, strategy,
@@ -86,6 +88,8 @@ void ExpectBelow(const Graph& graph, const Cluster& cluster, int tries,
     const auto score = evaluator.EvaluateUniform(index, cluster, strategy);
     if (!score) continue;
     const std::string text = ToString(strategy) + " on " + cluster.name;
+    ASSERT_LE(loose.step_time, quick.step_time) << text;
+    ASSERT_LE(loose.overflow, quick.overflow) << text;
     ASSERT_LE(quick.step_time, bound.step_time) << text;
     ASSERT_EQ(quick.overflow, bound.overflow) << text;
     ASSERT_LE(bound.step_time.picoseconds, score->step_time.picoseconds)
