@@ -1,6 +1,7 @@
 #include "planner/base/threads.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -16,6 +17,14 @@ void OnThreads(int threads, const std::function<void()>& work) {
   for (int t = 1; t < threads; ++t) workers.emplace_back(work);
   work();
   for (std::thread& worker : workers) worker.join();
+}
+
+void ForEach(int threads, size_t count,
+             const std::function<void(size_t)>& work) {
+  std::atomic<size_t> next = 0;
+  OnThreads(threads, [&] {
+    for (size_t i; (i = next.fetch_add(1)) < count;) work(i);
+  });
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 
 namespace tessera {
@@ -9,5 +10,9 @@ int ThreadCount(int threads);
 
 // Calls `work` on so many threads, this one among them, and waits for all.
 void OnThreads(int threads, const std::function<void()>& work);
+
+// Calls `work(i)` for each i < count, each once, on so many threads.
+void ForEach(int threads, size_t count,
+             const std::function<void(size_t)>& work);
 
 }  // namespace tessera

@@ -374,8 +374,9 @@ class StartFinder {
 
   void AddUnlike() {
     const Score best = ScoreOfBest();
-    std::vector<FoundPlan> unlike = UnlikeStages(
-        space_, objective_, uniform_, strategies_, best, After(kFittedEnd));
+    std::vector<FoundPlan> unlike =
+        UnlikeStages(space_, objective_, uniform_, strategies_, best, threads_,
+                     After(kFittedEnd));
     if (unlike.empty()) return;
     if (Better(ScoreOf(unlike[0].evaluation), best)) {
       PutFirst(std::move(unlike[0].plan));

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "planner/base/threads.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/search/experts.h"
 #include "planner/search/fit.h"
@@ -281,7 +282,7 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
                                     const Objective& objective,
                                     const std::vector<Strategy>& likely,
                                     const std::vector<Strategy>& strategies,
-                                    const Score& than,
+                                    const Score& than, int threads,
                                     const std::function<bool()>& stop) {
   if (space.index.nodes_of_block.size() > kMostBlocks) return {};
   auto unit = UnitOf(space, kMostUnits);
@@ -306,26 +307,34 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
   };
   const std::vector<Base> bases = Bases(setting, likely);
   std::vector<std::vector<Strategy>> options(bases.size());
-  std::vector<Candidate> candidates;
-  for (size_t i = 0; i < bases.size() && !stop(); ++i) {
+  std::vector<std::vector<StagesFound>> of_base(bases.size());
+  ForEach(threads, bases.size(), [&](size_t i) {
+    if (stop()) return;
     StageProblem problem = ProblemOf(setting, bases[i], options[i], stop);
     problem.limit = limit;
-    std::vector<StagesFound> found = CheapestStages(problem, stop);
-    found.resize(std::min(found.size(), kMostOfBase));
-    for (StagesFound& one : found) candidates.push_back({std::move(one), i});
+    of_base[i] = CheapestStages(problem, stop);
+    of_base[i].resize(std::min(of_base[i].size(), kMostOfBase));
+  });
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < bases.size(); ++i) {
+    for (StagesFound& one : of_base[i]) {
+      candidates.push_back({std::move(one), i});
+    }
   }
   std::ranges::stable_sort(candidates, {},
                            [](const Candidate& c) { return c.found.time; });
   candidates.resize(std::min(candidates.size(), kMostPriced));
+  std::vector<std::optional<FoundPlan>> fitted(candidates.size());
+  ForEach(threads, candidates.size(), [&](size_t i) {
+    if (stop()) return;
+    auto plan = PlanOf(space, candidates[i].found, options[candidates[i].base]);
+    if (!plan) return;
+    fitted[i] = FitByRecomputing(space, objective, *std::move(plan));
+    if (fitted[i]) SetSchedule(setting, *fitted[i]);
+  });
   std::vector<FoundPlan> plans;
-  for (const Candidate& candidate : candidates) {
-    if (stop()) break;
-    auto plan = PlanOf(space, candidate.found, options[candidate.base]);
-    if (!plan) continue;
-    auto fitted = FitByRecomputing(space, objective, *std::move(plan));
-    if (!fitted) continue;
-    SetSchedule(setting, *fitted);
-    plans.push_back(*std::move(fitted));
+  for (std::optional<FoundPlan>& found : fitted) {
+    if (found) plans.push_back(*std::move(found));
   }
   std::ranges::stable_sort(plans, [](const FoundPlan& a, const FoundPlan& b) {
     return Better(a.evaluation, b.evaluation);

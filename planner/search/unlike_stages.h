@@ -22,12 +22,13 @@ namespace tessera {
 // say what degrees of tensor parallelism, ZeRO stages and schedules there are.
 // None that seem much slower than `than`. Empty for more than 256 blocks, and
 // where devices cannot be dealt out in at most 64 equal units that divide a
-// host or hold whole ones.
+// host or hold whole ones. The same on any number of threads, which all ask
+// `stop`.
 std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
                                     const Objective& objective,
                                     const std::vector<Strategy>& likely,
                                     const std::vector<Strategy>& strategies,
-                                    const Score& than,
+                                    const Score& than, int threads,
                                     const std::function<bool()>& stop);
 
 }  // namespace tessera

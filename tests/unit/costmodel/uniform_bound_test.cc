@@ -299,7 +299,7 @@ TEST(UnlikeStages, AreFasterWhereLayersAreUnlike) {
   }
   const Score uniform = swept.best[0].score;
   const std::vector<FoundPlan> found = UnlikeStages(
-      space, evaluator, likely, strategies, uniform, [] { return false; });
+      space, evaluator, likely, strategies, uniform, 2, [] { return false; });
   ASSERT_FALSE(found.empty());
   EXPECT_TRUE(found[0].evaluation.feasible());
   EXPECT_LT(found[0].evaluation.step_time.seconds(),
