@@ -206,6 +206,12 @@ size_t IntKeyHash::operator()(const IntKey& key) const {
   return Mix64(hash);
 }
 
+PricerOptions PricerOptionsOf(const TrainingOptions& options) {
+  PricerOptions pricing;
+  pricing.update = options.stochastic_rounding ? "" : options.optimizer;
+  return pricing;
+}
+
 Pricer::Pricer(const Graph& graph, const Cluster& cluster,
                const ProfileDb* profile, const PricerOptions& options)
     : graph_(graph),
@@ -240,7 +246,12 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
       adding_.insert(kernel);
     }
   }
-  casts_fused_ = !options.casts_alone && HasRows("adamw+cast");
+  for (const FusedKernel& fused : FusedKernels()) {
+    if (fused.first == options_.update && fused.second == "cast") {
+      update_with_cast_ = fused.name;
+    }
+  }
+  casts_fused_ = !update_with_cast_.empty() && HasRows(update_with_cast_);
   routing_ = RoutingOf(graph);
   exchanged_slots_ = ExchangedSlots(graph);
   std::map<std::pair<std::string, std::vector<double>>, int> signatures;
@@ -788,9 +799,8 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
   if (const FusedNode* const fused = FusedAt(task);
       fused != nullptr && fused->kernel() != nullptr) {
     query.key.name = fused->kernel()->name;
-  } else if (task.optimizer && casts_fused_ &&
-             (task.kernel == "adamw" || task.kernel == "adam")) {
-    query.key.name += "+cast";
+  } else if (task.optimizer && casts_fused_ && task.kernel == options_.update) {
+    query.key.name = update_with_cast_;
   }
   query.key.rule = rule->ToString();
   query.key.extents = extents;
@@ -1005,7 +1015,7 @@ const FusedNode* Pricer::FusedAt(const Task& task) const {
 bool Pricer::FusesAll() const {
   const auto all = FuseNodes(graph_, [](std::string_view) { return true; });
   // Of updated masters.
-  const bool casts = SizeOf(graph_.dtype) == 2 && !options_.casts_alone;
+  const bool casts = SizeOf(graph_.dtype) == 2 && !update_with_cast_.empty();
   return (!casts || casts_fused_) &&
          std::ranges::all_of(all, [&](const FusedNode& node) {
            return node.kernel() == nullptr || HasRows(node.kernel()->name);

@@ -66,6 +66,7 @@
 #include "planner/lower/fused_nodes.h"
 #include "planner/lower/task_graph.h"
 #include "planner/plan/layout.h"
+#include "planner/plan/plan.h"
 
 namespace tessera {
 
@@ -99,9 +100,12 @@ struct PricerOptions {
   // of their own: not just those that the profile has rows of for every device
   // of the cluster.
   bool all_fused = false;
-  // But none of an update and a cast: TrainingOptions::stochastic_rounding.
-  bool casts_alone = false;
+  // The kernel of updates with which casts of updated masters are fused, where
+  // there is such a kernel; empty: they run alone.
+  std::string update = "adamw";
 };
+// Those of a training: with stochastic rounding casts run alone.
+PricerOptions PricerOptionsOf(const TrainingOptions& options);
 
 class Pricer {
  public:
@@ -113,6 +117,7 @@ class Pricer {
 
   const Graph& graph() const { return graph_; }
   const Cluster& cluster() const { return cluster_; }
+  const PricerOptions& options() const { return options_; }
 
   // Numbers groups (or pairs of groups) so that equal numbers cost the same.
   // Thread-safe, as are all methods.
@@ -210,7 +215,9 @@ class Pricer {
   const PricerOptions options_;
   std::vector<FusedNode> fused_;  // by node; empty: none is fused
   std::set<std::string> adding_;  // products whose rows include such that add
-  bool casts_fused_ = false;      // with updates
+  // The fused kernel of updates and casts; empty: there is none.
+  std::string_view update_with_cast_;
+  bool casts_fused_ = false;  // with updates: its rows are there
   Routing routing_;
   std::vector<bool> exchanged_slots_;  // by tensor
   std::unordered_map<std::string_view, int> kernels_;

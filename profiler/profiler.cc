@@ -675,7 +675,9 @@ void AddCases(const Graph& graph, const Cluster& cluster,
               std::span<const Plan> plans, const TrainingOptions& options,
               ProfileCases& cases, bool fused) {
   const Pricer pricer(graph, cluster, nullptr);
-  const Pricer fusing(graph, cluster, nullptr, {.all_fused = fused});
+  PricerOptions pricing = PricerOptionsOf(options);
+  pricing.all_fused = fused;
+  const Pricer fusing(graph, cluster, nullptr, pricing);
   for (const Plan& plan : plans) {
     const TaskGraph tasks = Lower(graph, cluster, plan, options);
     const std::vector<ProfileKey> keys = ProfileKeysOf(pricer, tasks);

@@ -121,7 +121,8 @@ ProfileDb Learn(const Pricer& pricer, const TaskGraph& tasks,
   for (const TaskComparison& row : comparisons) {
     if (row.measured.median_s > 0) profile.rows[row.key] = row.measured;
   }
-  const Pricer learned(pricer.graph(), pricer.cluster(), &profile);
+  const Pricer learned(pricer.graph(), pricer.cluster(), &profile,
+                       pricer.options());
   const std::vector<TaskCost> costs = PriceTasks(learned, tasks);
   const std::vector<ProfileKey> keys = ProfileKeysOf(pricer, tasks);
   ProfileDb kept = profile;

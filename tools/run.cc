@@ -735,10 +735,8 @@ Result<void> WriteLearned(const Options& options, const Job& job,
                           const TaskGraph& tasks, const RunReport& report) {
   const std::string& path = options.learn;
   const Inputs& inputs = job.inputs;
-  const PricerOptions pricing = {.casts_alone =
-                                     options.training.stochastic_rounding};
   const Pricer pricer(inputs.graph, inputs.cluster, inputs.profile_or_null(),
-                      pricing);
+                      PricerOptionsOf(options.training));
   TESSERA_TRY(ProfileDb before, ProfileToExtend(path, OriginOfJob(job)));
   ProfileDb learned =
       Learn(pricer, tasks, report.comparisons, OriginOfJob(job));
@@ -815,10 +813,9 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   // Where tasks are timed, as they are priced.
   const bool times_tasks =
       options.compare || !options.learn.empty() || !options.trace.empty();
-  const PricerOptions pricing = {.casts_alone =
-                                     options.training.stochastic_rounding};
   training.fuses = !times_tasks || Pricer(graph, job.inputs.cluster,
-                                          job.inputs.profile_or_null(), pricing)
+                                          job.inputs.profile_or_null(),
+                                          PricerOptionsOf(options.training))
                                        .FusesAll();
   training.tune = !options.tune.empty();
   training.products_path = options.tune;

@@ -138,8 +138,7 @@ Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
       options_(options),
       most_simulated_(most_simulated),
       facts_(graph, cluster, options),
-      pricer_(graph, cluster, profile,
-              {.casts_alone = options.stochastic_rounding}) {}
+      pricer_(graph, cluster, profile, PricerOptionsOf(options)) {}
 
 Evaluator::~Evaluator() = default;
 

@@ -90,8 +90,7 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
       index_(short_.graph),
       facts_(short_.graph, cluster, options),
       shapes_(ShapesOf(short_.graph, Plan().prefetch)),
-      pricer_(short_.graph, cluster, profile,
-              {.casts_alone = options.stochastic_rounding}),
+      pricer_(short_.graph, cluster, profile, PricerOptionsOf(options)),
       host_size_(HostSize(cluster, pricer_)) {
   if (profile != nullptr) return;
   const Router router(cluster);

@@ -106,6 +106,46 @@ TEST(FuseNodes, ArePricedWhereTheyAreMeasured) {
   EXPECT_EQ(seconds["rms_norm"].size(), 2);
 }
 
+// An optimizer whose update is not fused with casts has them beside it, however
+// another one's is measured; so has one that rounds stochastically.
+TEST(FuseNodes, HaveCastsOfTheirOptimizer) {
+  const Graph graph = ModelOf("gpt2-tiny/config.json");
+  const Cluster cluster = MakeCluster("dgx-h200:1x1").value();
+  const Plan plan =
+      PlanFromStrategy(graph, cluster, ParseStrategy("mbs=4").value()).value();
+  const auto fused_name = [&](const TrainingOptions& options) {
+    const TaskGraph tasks = Lower(graph, cluster, plan, options);
+    PricerOptions pricing = PricerOptionsOf(options);
+    pricing.all_fused = true;
+    const Pricer pricer(graph, cluster, nullptr, pricing);
+    const std::vector<ProfileKey> keys = ProfileKeysOf(pricer, tasks);
+    const std::vector<TaskCost> costs = PriceTasks(pricer, tasks);
+    std::string name = "none";
+    for (size_t t = 0; t < costs.size(); ++t) {
+      const Task& task = tasks.tasks[t];
+      if (!task.optimizer || task.kind != TaskKind::kCompute) continue;
+      if (keys[t].name.ends_with("+cast")) name = keys[t].name;
+    }
+    for (size_t t = 0; t < costs.size(); ++t) {
+      const std::string_view kernel = tasks.tasks[t].kernel;
+      if (kernel != "cast" && kernel != "stochastic_cast") continue;
+      if (!tasks.tasks[t].optimizer) continue;
+      EXPECT_EQ(costs[t].duration == Duration(), name != "none")
+          << options.optimizer;
+    }
+    return name;
+  };
+  TrainingOptions options;
+  EXPECT_EQ(fused_name(options), "adamw+cast");
+  options.optimizer = "adam";
+  EXPECT_EQ(fused_name(options), "adam+cast");
+  options.optimizer = "sgd";
+  EXPECT_EQ(fused_name(options), "none");
+  options.optimizer = "adamw";
+  options.stochastic_rounding = true;
+  EXPECT_EQ(fused_name(options), "none");
+}
+
 // Products of weights have times of their own where a step has several
 // microbatches; with a profile that has none of these, those of products that
 // add nothing.
