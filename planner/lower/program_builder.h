@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "planner/base/flat_map.h"
+#include "planner/base/rng.h"
 #include "planner/lower/lower.h"
 #include "planner/lower/ring.h"
 #include "planner/plan/tiles.h"
@@ -20,6 +21,26 @@ namespace tessera {
 // A persistent scalar of the graph's precision.
 Value Scalar(const LoweringContext& context, std::string_view what,
              GroupId group);
+
+// Of what maps of tensors have as keys. A tensor has few layouts.
+struct TensorHash {
+  uint64_t operator()(TensorId tensor) const {
+    return Mix64(static_cast<uint32_t>(tensor.value));
+  }
+  uint64_t operator()(const std::pair<GroupId, TensorId>& key) const {
+    return (*this)(key.second);
+  }
+  uint64_t operator()(const std::pair<GroupId, Port>& key) const {
+    const Port& port = key.second;
+    return Mix64(static_cast<uint64_t>(port.kind) << 56 ^
+                 static_cast<uint64_t>(port.index) << 48 ^
+                 static_cast<uint64_t>(port.tile) << 32 ^
+                 static_cast<uint32_t>(port.tensor.value));
+  }
+  uint64_t operator()(const std::tuple<GroupId, TensorId, Layout>& key) const {
+    return (*this)(std::get<TensorId>(key));
+  }
+};
 
 class ProgramBuilder {
  public:
@@ -471,12 +492,12 @@ class ProgramBuilder {
   const Pass pass_;
   BlockProgram program_;
   GroupId here_;  // the current group
-  FlatMap<std::pair<GroupId, Port>, ValueId> imported_;
+  FlatMap<std::pair<GroupId, Port>, ValueId, TensorHash> imported_;
   // As the producing node left them.
-  FlatMap<TensorId, ValueId> made_;
+  FlatMap<TensorId, ValueId, TensorHash> made_;
   // As a group has them, and as its nodes want them.
-  FlatMap<std::pair<GroupId, TensorId>, ValueId> present_;
-  FlatMap<std::tuple<GroupId, TensorId, Layout>, ValueId> acquired_;
+  FlatMap<std::pair<GroupId, TensorId>, ValueId, TensorHash> present_;
+  FlatMap<std::tuple<GroupId, TensorId, Layout>, ValueId, TensorHash> acquired_;
   std::map<TensorId, std::vector<ValueId>> received_;  // kTie
   std::map<TensorId, ValueId> gathered_;  // fetched parameters made whole
   ValueId next_tile_;                     // fetched ahead of its use
