@@ -77,6 +77,9 @@ struct Hub {
     std::string task;
     std::vector<Buffer> free;
     int messages = 0;  // sent, whose buffers are not back
+    // What its threads wait for may have come. Each rank has its own, so that
+    // an event wakes those whom it concerns.
+    std::condition_variable changed;
   };
 
   Clock::duration Limit() const {
@@ -85,8 +88,11 @@ struct Hub {
   }
 
   const CommOptions options;
+  void NotifyAll() {
+    for (Rank& rank : ranks) rank.changed.notify_all();
+  }
+
   std::mutex mutex;  // guards what follows
-  std::condition_variable changed;
   std::optional<Error> failure;
   std::vector<Rank> ranks;
   std::vector<std::deque<Message>> mail;  // by receiver, then sender
@@ -179,7 +185,7 @@ class LoopbackWorld : public CommWorld {
   }
   Error Fail(Error error) {
     if (!hub_->failure) hub_->failure = std::move(error);
-    hub_->changed.notify_all();
+    hub_->NotifyAll();
     return *hub_->failure;
   }
   // Waits until ready() is true. `awaited(rank)` says for whom.
@@ -220,7 +226,8 @@ Result<void> LoopbackWorld::Wait(std::unique_lock<std::mutex>& lock,
                                    hub_->options.timeout.seconds(), " s for ",
                                    missing)));
     }
-    late = hub_->changed.wait_until(lock, end) == std::cv_status::timeout;
+    late = hub_->ranks[U(rank_)].changed.wait_until(lock, end) ==
+           std::cv_status::timeout;
   }
 }
 
@@ -261,9 +268,9 @@ Result<Communicator*> LoopbackWorld::Group(std::span<const int> ranks) {
 // Copies that are read, or may be, keep their memory until then.
 LoopbackWorld::~LoopbackWorld() {
   std::unique_lock lock(hub_->mutex);
-  hub_->ranks[U(rank_)].left = true;
-  hub_->changed.notify_all();
   Hub::Rank& self = hub_->ranks[U(rank_)];
+  self.left = true;
+  hub_->NotifyAll();
   const auto unread = [&] {
     int left = 0;
     for (int to = 0; to < world_size(); ++to) {
@@ -273,11 +280,11 @@ LoopbackWorld::~LoopbackWorld() {
     return left;
   };
   const auto taken = [&] { return self.messages == unread(); };
-  if (!hub_->changed.wait_for(lock, hub_->Limit(), taken)) {
+  if (!self.changed.wait_for(lock, hub_->Limit(), taken)) {
     Fail(Unavailable(Text("rank ", rank_, " waited longer than ",
                           hub_->options.timeout.seconds(),
                           " s for receivers of its messages")));
-    hub_->changed.wait(lock, taken);
+    self.changed.wait(lock, taken);
   }
   std::vector<Buffer> buffers = std::move(self.free);
   for (int to = 0; to < world_size(); ++to) {
@@ -347,12 +354,13 @@ Result<LoopbackCommunicator::Offers> LoopbackCommunicator::Meet(Offer offer,
     const int64_t meeting = ++meetings_.opened[U(rank_)];
     const auto slot = static_cast<size_t>(meeting % 2);
     meetings_.offers[U(rank_)][slot] = std::move(offer);
-    hub.changed.notify_all();
     const auto all_have_come = [&] {
       return std::ranges::all_of(
           meetings_.opened, [&](int64_t opened) { return opened >= meeting; });
     };
-    if (begins) {
+    if (all_have_come()) {
+      for (int r : ranks_) hub.ranks[U(r)].changed.notify_all();
+    } else if (begins) {
       TESSERA_RETURN_IF_ERROR(world_.Wait(lock, all_have_come, [&](int r) {
         const auto at = std::ranges::find(ranks_, r);
         return at != ranks_.end() &&
@@ -360,7 +368,7 @@ Result<LoopbackCommunicator::Offers> LoopbackCommunicator::Meet(Offer offer,
                    meeting;
       }));
     } else {
-      hub.changed.wait(lock, all_have_come);
+      hub.ranks[U(world_.rank_)].changed.wait(lock, all_have_come);
     }
     for (const auto& slots : meetings_.offers) offers.push_back(slots[slot]);
   }
@@ -595,7 +603,7 @@ Result<void> LoopbackCommunicator::Send(const void* data, int64_t bytes,
     const std::lock_guard lock(hub.mutex);
     ++hub.ranks[U(world_.rank_)].messages;
     world_.Mail(ranks_[U(peer)], world_.rank_).push_back(std::move(message));
-    hub.changed.notify_all();
+    hub.ranks[U(ranks_[U(peer)])].changed.notify_all();
     return world_.CheckUsable();
   };
   if (auto sent = send(); !sent) return Here(sent.error(), "send");
@@ -643,7 +651,7 @@ Result<void> LoopbackCommunicator::Recv(void* data, int64_t bytes, int peer,
     Hub::Rank& sender = hub.ranks[U(from)];
     --sender.messages;
     if (bytes > 0) sender.free.push_back(std::move(message.copy));
-    hub.changed.notify_all();
+    sender.changed.notify_all();
     if (!read) return read.error();
     return {};
   };

@@ -328,19 +328,20 @@ void QueueCpuDevice::Mark(int mark) {
 }
 
 void QueueCpuDevice::MarkIn(size_t queue, int mark) {
-  const auto m = static_cast<size_t>(mark);
+  Noted* noted = nullptr;
   int64_t count = 0;
   {
     const std::lock_guard lock(mutex_);
-    count = ++marks_[m].enqueued;
+    noted = &marks_[static_cast<size_t>(mark)];
+    count = ++noted->enqueued;
   }
-  EnqueueIn(queue, [this, m, count] {
+  EnqueueIn(queue, [this, noted, count] {
     {
       const std::lock_guard lock(mutex_);
-      marks_[m].reached = count;
-      marks_[m].time = Clock::now();
+      noted->reached = count;
+      noted->time = Clock::now();
     }
-    changed_.notify_all();
+    noted->changed.notify_all();
   });
 }
 
@@ -360,15 +361,16 @@ void QueueCpuDevice::Await(int mark) {
 }
 
 void QueueCpuDevice::AwaitIn(size_t queue, int mark) {
-  const auto m = static_cast<size_t>(mark);
+  Noted* noted = nullptr;
   int64_t count = 0;
   {
     const std::lock_guard lock(mutex_);
-    count = marks_[m].enqueued;
+    noted = &marks_[static_cast<size_t>(mark)];
+    count = noted->enqueued;
   }
-  EnqueueIn(queue, [this, m, count] {
+  EnqueueIn(queue, [this, noted, count] {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return marks_[m].reached >= count; });
+    noted->changed.wait(lock, [&] { return noted->reached >= count; });
   });
 }
 
@@ -477,11 +479,11 @@ void QueueCpuDevice::RunGraph(const Graph& graph) {
     EnqueueIn(stands_in, [this, &left] {
       const std::lock_guard lock(mutex_);
       --left;
-      changed_.notify_all();
+      drained_.notify_all();
     });
   }
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return left == 0; });
+  drained_.wait(lock, [&] { return left == 0; });
 }
 
 void QueueCpuDevice::BeginRange(const std::string&) {
@@ -499,10 +501,10 @@ void QueueCpuDevice::Drain() {
   Enqueue([&] {
     const std::lock_guard lock(mutex_);
     drained = true;
-    changed_.notify_all();
+    drained_.notify_all();
   });
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return drained; });
+  drained_.wait(lock, [&] { return drained; });
 }
 
 Result<void> QueueCpuDevice::Synchronize() {

@@ -84,6 +84,7 @@ class QueueCpuDevice : public QueueDevice {
     int64_t reached = 0;
     Clock::time_point time;
     int capture = -1;  // in which it was noted last; -1: in none
+    std::condition_variable changed;
   };
   struct CapturedJob {
     size_t queue = 0;
@@ -119,9 +120,9 @@ class QueueCpuDevice : public QueueDevice {
   std::map<std::pair<size_t, size_t>, size_t> stand_ins_;
 
   std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
+  std::condition_variable drained_;
   std::vector<std::unique_ptr<Queue>> queues_;
-  std::vector<Noted> marks_;
+  std::deque<Noted> marks_;
   std::optional<Error> error_;
   bool ends_ = false;
 };
