@@ -84,7 +84,16 @@ Result<Constraints> ConstraintsOf(const Options& options,
 Result<std::vector<Plan>> StartsOf(const Options& options, const Inputs& inputs,
                                    const SearchSpace& space) {
   std::vector<Plan> starts;
-  if (inputs.plan) starts.push_back(*inputs.plan);
+  const auto add = [&](Plan plan, std::string_view path) {
+    Plan canonical = plan;
+    if (!MakeCanonical(space, canonical) || !Allowed(space, canonical)) {
+      std::cerr << "tessera: warning: " << path
+                << ": the search does not start from this plan: it is not one "
+                   "that the constraints allow\n";
+    }
+    starts.push_back(std::move(plan));
+  };
+  if (inputs.plan) add(*inputs.plan, options.plan);
   if (!options.from.empty()) {
     TESSERA_TRY(const Plan old, ReadPlan(options.from, inputs.graph));
     for (Plan& plan : AdaptedPlans(space, old, kAdapted)) {
@@ -98,7 +107,7 @@ Result<std::vector<Plan>> StartsOf(const Options& options, const Inputs& inputs,
     }
     TESSERA_TRY(Plan plan,
                 ReadPlanFor(options.output, inputs.graph, inputs.cluster));
-    starts.push_back(std::move(plan));
+    add(std::move(plan), options.output);
   }
   return starts;
 }
@@ -218,7 +227,8 @@ Decided Decide(const Options& options, const Inputs& inputs,
     Duration fastest{std::numeric_limits<int64_t>::max()};
     std::vector<size_t> round;
     const auto confirm = [&](size_t i) {
-      if (choices[i].score.feasible && !choices[i].confirmed) {
+      if (choices[i].score.feasible && !choices[i].confirmed &&
+          !evaluator.IsTooLargeToExplain(choices[i].plan)) {
         round.push_back(i);
       }
     };
@@ -353,13 +363,16 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided) {
                                                    "with shared links"}};
     if (decided.measured()) rows[0].push_back("measured");
     for (const Choice& choice : decided.choices) {
+      const bool slower =
+          fastest.confirmed && choice.score.step_time >= *fastest.confirmed;
       rows.push_back(
           {(&choice == &chosen ? "> " : "  ") +
                StrategyText(space.index, *space.cluster, choice.plan),
            choice.kind, FormatTime(choice.score.step_time),
-           choice.confirmed        ? FormatTime(*choice.confirmed)
-           : choice.score.feasible ? "slower already"
-                                   : "does not fit"});
+           choice.confirmed         ? FormatTime(*choice.confirmed)
+           : !choice.score.feasible ? "does not fit"
+           : slower                 ? "slower already"
+                                    : "not simulated"});
       if (decided.measured()) {
         rows.back().push_back(choice.measured ? FormatTime(*choice.measured)
                                               : "");
@@ -483,6 +496,10 @@ std::string BoundText(const Cluster& cluster, const StepBound& bound,
   return text;
 }
 
+constexpr std::string_view kTooLarge =
+    "  too large to be simulated here: no breakdown, and links are not shared\n"
+    "    ('tessera simulate --plan FILE' takes its time)\n\n";
+
 // Why the search ended, where that is no limit that was given.
 std::string EndText(const Options& options, const SearchResult& result) {
   if (result.proposals == 0) {
@@ -500,10 +517,15 @@ Json BaselineJson(const Baseline& baseline) {
                        {"feasible", baseline.evaluation.feasible()}});
 }
 
-std::string BaselineTable(const SearchResult& result, const Score& chosen) {
+// All as they are priced without sharing of links.
+std::string BaselineTable(const SearchSpace& space, const SearchResult& result,
+                          const Choice& chosen) {
   std::vector<std::vector<std::string>> rows = {
-      {"compared with", "strategy", "step time", "over the plan's"}};
-  const double best = chosen.step_time.seconds();
+      {"compared with", "strategy", "links not shared", "over the plan's"},
+      {"the plan", StrategyText(space.index, *space.cluster, chosen.plan),
+       FormatTime(chosen.score.step_time),
+       chosen.score.feasible ? "1.000 x" : "does not fit"}};
+  const double best = chosen.score.step_time.seconds();
   for (const Baseline& baseline : result.baselines) {
     const Evaluation& evaluation = baseline.evaluation;
     const double ratio = evaluation.step_time.seconds() / best;
@@ -584,8 +606,10 @@ Result<int> RunSearch(const Options& options) {
     const PlanPrediction prediction = PredictionOf(decided);
     written = WritePlan(options.output, inputs.graph, chosen.plan, &prediction);
   }
-  // Without sharing of links, as the search priced it.
-  const Evaluation step = evaluator.Explain(chosen.plan, /*share_links=*/false);
+  // As it was confirmed, and as simulate prices it: with shared links. Without
+  // that, as the search priced it.
+  const Evaluation step = evaluator.Explain(
+      chosen.plan, /*share_links=*/chosen.confirmed.has_value());
   StepBound bound;
   if (inputs.profile_or_null() == nullptr && !decided.measured()) {
     bound = LowerBound(inputs.graph, inputs.cluster, options.training);
@@ -616,10 +640,10 @@ Result<int> RunSearch(const Options& options) {
   } else {
     std::cout << StepText(inputs.graph, inputs.cluster, chosen.plan, step)
               << "\n"
-              << BaselineTable(result, chosen.score) << "\n"
+              << (evaluator.IsTooLargeToExplain(chosen.plan) ? kTooLarge : "")
+              << BaselineTable(space, result, chosen) << "\n"
               << DecidedText(space, decided);
-    const std::string within =
-        BoundText(inputs.cluster, bound, chosen.score.step_time);
+    const std::string within = BoundText(inputs.cluster, bound, step.step_time);
     if (chosen.score.feasible && !within.empty()) {
       std::cout << "  " << Wrap(within, 4) << "\n";
     }
@@ -639,9 +663,14 @@ Result<int> RunSearch(const Options& options) {
   TESSERA_RETURN_IF_ERROR(written);
   if (interrupted) return kInterruptedExitCode;
   if (chosen.score.feasible) return 0;
-  return Error{ErrorCode::kInfeasible,
-               "no plan was found that fits: " + step.violations.front(),
-               "search"};
+  const std::string within =
+      search.time_limit > 0 && options.proposals != 0
+          ? " in " + FormatTime(search.time_limit) + " (--time-limit)"
+          : "";
+  return Error{
+      ErrorCode::kInfeasible,
+      "no plan was found that fits" + within + ": " + step.violations.front(),
+      "search"};
 }
 
 }  // namespace tessera

@@ -225,11 +225,16 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
 
 std::string StepText(const Graph& graph, const Cluster& cluster,
                      const Plan& plan, const Evaluation& evaluation) {
-  const Throughput rates =
-      ThroughputOf(graph, cluster, plan, evaluation.step_time);
   std::string out = Describe(graph, cluster, plan);
   if (!out.ends_with('\n')) out += '\n';
   out += "\n";
+  std::string violations;
+  for (const std::string& violation : evaluation.violations) {
+    violations += "  cannot run: " + violation + "\n";
+  }
+  if (evaluation.step_time == Duration{}) return out + violations;
+  const Throughput rates =
+      ThroughputOf(graph, cluster, plan, evaluation.step_time);
   const SourceShares& sources = evaluation.sources;
   out += Line("step time",
               FormatTime(evaluation.step_time) + ", by " +
@@ -251,15 +256,11 @@ std::string StepText(const Graph& graph, const Cluster& cluster,
         std::string(part.name) + " " +
         FormatPercent(part.time.seconds() / evaluation.step_time.seconds());
   }
-  out += Line("time goes to", Wrap(breakdown, 16));
+  if (!breakdown.empty()) out += Line("time goes to", Wrap(breakdown, 16));
   if (evaluation.moved > Bytes{}) {
     out += Line("devices send", FormatBytes(evaluation.moved) + " a step");
   }
-  out += "\n" + MemoryTable(cluster, evaluation);
-  for (const std::string& violation : evaluation.violations) {
-    out += "  cannot run: " + violation + "\n";
-  }
-  return out;
+  return out + "\n" + MemoryTable(cluster, evaluation) + violations;
 }
 
 }  // namespace tessera

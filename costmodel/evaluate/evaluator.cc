@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 
 #include "costmodel/evaluate/all_reduce.h"
@@ -31,6 +32,10 @@ constexpr size_t kMaxStages = 2'000;
 constexpr size_t kMaxPeaks = 100'000;
 // Of 200 bytes.
 constexpr size_t kMaxUniform = 1'000'000;
+
+// Of what is explained, how many times as much is simulated as of one plan
+// among many.
+constexpr int64_t kMoreExplained = 2;
 
 std::string GigabyteText(int64_t bytes) {
   char text[32];
@@ -117,14 +122,37 @@ int FetchesAhead(const Plan& plan) {
   return std::ranges::any_of(plan.weights, is_cut) ? plan.prefetch : 0;
 }
 
-SourceShares Shares(const std::array<int64_t, kCostSources>& time) {
-  const double total = static_cast<double>(time[0]) +
-                       static_cast<double>(time[1]) +
-                       static_cast<double>(time[2]);
+// Picoseconds of tasks, by the source of their costs.
+using TimeBySource = std::array<double, kCostSources>;
+
+double Total(const TimeBySource& time) {
+  return std::accumulate(time.begin(), time.end(), 0.0);
+}
+
+SourceShares Shares(const TimeBySource& time) {
+  const double total = Total(time);
   if (total == 0) return {0, 0, 1};
-  return {static_cast<double>(time[0]) / total,
-          static_cast<double>(time[1]) / total,
-          static_cast<double>(time[2]) / total};
+  return {time[0] / total, time[1] / total, time[2] / total};
+}
+
+// A step of tasks that take so long one after another may be longer than a
+// Duration holds.
+constexpr double kLongest =
+    static_cast<double>(std::numeric_limits<int64_t>::max());
+
+// What stands for the price of a plan that has none.
+Evaluation Unpriced(const Plan& plan, std::string why) {
+  Evaluation unpriced;
+  unpriced.memory.resize(DeviceSets(plan.groups).size());
+  unpriced.overflow = {std::numeric_limits<int64_t>::max() / 2};
+  unpriced.violations.push_back(std::move(why));
+  return unpriced;
+}
+Evaluation TooLong(const Plan& plan, const TimeBySource& time) {
+  char days[32];
+  std::snprintf(days, sizeof days, "%.0f", Total(time) * 1e-12 / 86'400);
+  return Unpriced(plan, "too long to be priced: its tasks take " +
+                            std::string(days) + " days, one after another");
 }
 
 }  // namespace
@@ -702,17 +730,19 @@ void Evaluator::CheckHosts(const Plan& plan, Evaluation& result) const {
 Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
   const int64_t operators = std::ssize(graph_.nodes) * plan.microbatches;
   if (operators > most_simulated_) {
-    Evaluation unpriced;
-    unpriced.memory.resize(DeviceSets(plan.groups).size());
-    unpriced.overflow = {std::numeric_limits<int64_t>::max() / 2};
-    unpriced.violations.push_back(
-        "too large to simulate: " + std::to_string(operators) +
-        " operators, more than " + std::to_string(most_simulated_));
-    return unpriced;
+    return Unpriced(
+        plan, "too large to simulate: " + std::to_string(operators) +
+                  " operators, more than " + std::to_string(most_simulated_));
   }
   ++simulated_;
   const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
   const std::vector<TaskCost> costs = PriceTasks(pricer_, tasks);
+  TimeBySource time = {};
+  for (const TaskCost& cost : costs) {
+    time[static_cast<size_t>(cost.source)] +=
+        static_cast<double>(cost.duration.picoseconds);
+  }
+  if (Total(time) > kLongest) return TooLong(plan, time);
   Evaluation result;
   result.simulated = true;
   result.step_time = LongestPath(tasks, costs).step_time;
@@ -720,10 +750,6 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
   if (Offloads(plan)) {
     result.host_memory = PeakMemory(tasks, MemoryTier::kHost);
     result.file_memory = PeakMemory(tasks, MemoryTier::kFile);
-  }
-  std::array<int64_t, kCostSources> time = {};
-  for (const TaskCost& cost : costs) {
-    time[static_cast<size_t>(cost.source)] += cost.duration.picoseconds;
   }
   result.sources = Shares(time);
   CheckDevices(plan, result);
@@ -781,14 +807,15 @@ Evaluation Evaluator::EvaluateChange(
   result.step_time = StepTime(stages, shapes, groups, order->actions,
                               order->steady, plan.microbatches, world.duration)
                          .time;
-  std::array<int64_t, kCostSources> time = {};
+  TimeBySource time = {};
   if (world.duration >= Duration{}) {
-    time[static_cast<size_t>(world.source)] += world.duration.picoseconds;
+    time[static_cast<size_t>(world.source)] +=
+        static_cast<double>(world.duration.picoseconds);
   }
   for (size_t s = 0; s < stages.size(); ++s) {
     const Stage& stage = *owners[s].stage;
     result.memory.push_back(PeakOf(owners[s], *order, s, plan.microbatches));
-    const int64_t m = plan.microbatches;
+    const double m = plan.microbatches;
     for (size_t c = 0; c < time.size(); ++c) {
       time[c] += stage.begin.time_by_source[c] + stage.tail.time_by_source[c];
       for (const Stage::Chunk& chunk : stage.chunks) {
@@ -800,6 +827,7 @@ Evaluation Evaluator::EvaluateChange(
       }
     }
   }
+  if (Total(time) > kLongest) return TooLong(plan, time);
   result.sources = Shares(time);
   CheckDevices(plan, result);
   CheckHosts(plan, result);
@@ -847,8 +875,27 @@ Duration Evaluator::SharedStepTime(const Plan& plan) const {
   return Simulate(tasks, /*share_links=*/true).step_time;
 }
 
+bool Evaluator::IsTooLargeToExplain(const Plan& plan) const {
+  return std::ssize(graph_.nodes) * plan.microbatches / kMoreExplained >
+         most_simulated_;
+}
+
 Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
   Evaluation result = Evaluate(plan);
+  const bool priced = result.step_time > Duration{};
+  if (!priced || IsTooLargeToExplain(plan)) {
+    const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+    for (size_t s = 0; s < sets.size(); ++s) {
+      DeviceMemory& alike = result.devices.emplace_back();
+      alike.group = sets[s].name;
+      alike.devices = sets[s].devices;
+      alike.memory = result.memory[s];
+      if (result.host_memory.empty()) continue;
+      alike.host = result.host_memory[s];
+      alike.file = result.file_memory[s];
+    }
+    return result;
+  }
   const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
   const Timeline timeline = Simulate(tasks, share_links);
   result.step_time = timeline.step_time;

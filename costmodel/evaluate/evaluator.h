@@ -82,10 +82,13 @@ class Evaluator : public Objective {
 
   // As Evaluate, with the breakdown of the bottleneck group and the memory of
   // every device. Lowers and simulates the whole step. With `share_links` step
-  // time and breakdown are those of the simulation with shared links.
+  // time and breakdown are those of the simulation with shared links. Of a plan
+  // that is too large for that it is what Evaluate says: no breakdown.
   Evaluation Explain(const Plan& plan, bool share_links = true) const;
+  // Of more than twice `most_simulated` operators, each of every microbatch.
+  bool IsTooLargeToExplain(const Plan& plan) const;
 
-  // The step time of the simulation with shared links.
+  // The step time of the simulation with shared links, however large.
   Duration SharedStepTime(const Plan& plan) const;
 
   // For a simulator that gives the same prices.

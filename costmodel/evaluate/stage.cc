@@ -430,7 +430,7 @@ class StageBuilder {
     tasks_.push_back(task);
     fold(number_)
         .time_by_source[static_cast<size_t>(forward->loss_reduce.source)] +=
-        task.duration;
+        static_cast<double>(task.duration);
   }
 
   // ---- stringing programs together, as Lower does
@@ -486,7 +486,7 @@ class StageBuilder {
       task.last_wait = static_cast<int>(waits_.size());
       tasks_.push_back(task);
       out.time_by_source[static_cast<size_t>(from.cost.source)] +=
-          task.duration;
+          static_cast<double>(task.duration);
     }
     for (const TemplateTransfer& send : program.sends) {
       out.sends.push_back({block, send.port, send.peer});

@@ -107,7 +107,7 @@ struct StageFold {
   std::vector<int> send_tasks;  // parallel to `sends`
   MemoryElement memory;
   MemoryElement final_memory;  // of its last run in the step
-  std::array<int64_t, kCostSources> time_by_source = {};
+  std::array<double, kCostSources> time_by_source = {};  // picoseconds
   // Of folds that run for each microbatch: rows are `touched` streams, sends,
   // carried ends, then the loss if the fold computes it.
   std::vector<int> touched;

@@ -653,7 +653,9 @@ Result<Constraints> Constraints::Make(const GraphIndex& index,
                                       const Cluster& cluster,
                                       const ConstraintTexts& texts) {
   Constraints made;
+  std::set<std::string> seen;  // what is said again leaves no less
   for (const ConstraintText& given : texts.fix) {
+    if (!seen.insert(given.text).second) continue;
     TESSERA_TRY(Fixed fixed, MakeFixed(index, cluster, given));
     made.fixed_.push_back(std::move(fixed));
   }

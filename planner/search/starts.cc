@@ -24,6 +24,8 @@ constexpr int kRandomMoves = 64;
 constexpr double kBaselinesEnd = 0.1;
 constexpr double kBoundsEnd = 0.3;
 constexpr double kFittedEnd = 0.6;
+// And where nothing else fits, plans that offload: all but what printing takes.
+constexpr double kOffloadEnd = 0.9;
 
 // Strategies that lack memory and are fitted by recomputation.
 constexpr size_t kMostFitted = 32;
@@ -67,6 +69,11 @@ class AllowedObjective : public Objective {
                      const Strategy& strategy, Bound bound) const override {
     return objective_.BoundUniform(index, cluster, strategy, bound);
   }
+  std::vector<LayerCost> LayerCosts(const GraphIndex& index,
+                                    const Cluster& cluster,
+                                    const Strategy& strategy) const override {
+    return objective_.LayerCosts(index, cluster, strategy);
+  }
 
  private:
   const SearchSpace& space_;
@@ -109,7 +116,8 @@ constexpr size_t kMostGiving = 100;
 // the same devices that has the key; nothing where the constraints do not allow
 // that.
 std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
-                              std::span<const Plan> uniform) {
+                              std::span<const Plan> uniform,
+                              const std::function<bool()>& stop) {
   const auto violations = [&](const Plan& of) {
     return space.constraints.Violations(space.index, *space.cluster, of);
   };
@@ -118,7 +126,8 @@ std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
     // The key is of how they are split, or of whether their layer runs again.
     for (const bool again : {false, true}) {
       for (const Plan& giver : uniform) {
-        if (broken == 0) break;
+        if (broken == 0) return plan;
+        if (stop()) return std::nullopt;
         if (!std::ranges::equal(plan.groups, giver.groups, SameMesh)) continue;
         Plan spliced = plan;
         for (NodeId node : nodes) {
@@ -214,7 +223,8 @@ Error NothingValid(const SearchSpace& space) {
                                : "no plan was found that the constraints allow";
   return InvalidInput(
       what + (why ? std::string()
-                  : "; data parallelism: " + why.error().ToString()),
+                  : "; data parallelism: " + why.error().ToString() +
+                        "; pipelines of unlike stages: none that fits"),
       "search");
 }
 
@@ -238,11 +248,12 @@ class StartFinder {
     AddRepeated();
     SweepUniform();
     AddFitted();
+    Offload(kStartEnd);
     AddOther();
     AddUnlike();
     MakeOrders();
     Repair();
-    Offload();
+    Offload(kOffloadEnd);
     if (starts_.ranked.empty()) return NothingValid(space_);
     return std::move(starts_);
   }
@@ -299,7 +310,8 @@ class StartFinder {
       if (Allowed(space_, baseline.plan)) {
         starts_.priced.push_back({baseline.plan, baseline.evaluation});
         starts_.baselines.push_back(baseline.plan);
-      } else if (auto plan = WithFixed(space_, baseline.plan, giving)) {
+      } else if (auto plan = WithFixed(space_, baseline.plan, giving,
+                                       After(kBaselinesEnd))) {
         starts_.priced.push_back(Priced(*std::move(plan)));
       }
     }
@@ -410,13 +422,14 @@ class StartFinder {
     }
   }
 
-  // Where nothing fits, what does once state leaves the devices.
-  void Offload() {
+  // Where nothing fits, what does once state leaves the devices. What was
+  // priced before is remembered.
+  void Offload(double end) {
     if (ScoreOfBest().feasible) return;
     for (const Approach& approach : Approaches()) {
       if (!approach.offloads) continue;
       const auto best =
-          BestOf(approach, space_, allowed_, threads_, After(kStartEnd));
+          BestOf(approach, space_, allowed_, threads_, After(end));
       if (!best || !best->score.feasible) continue;
       starts_.ranked.insert(starts_.ranked.begin(), PlanOf(best->strategy));
       break;
@@ -431,7 +444,8 @@ class StartFinder {
   const int threads_;
   const size_t count_;  // of chains, and so of starts
   const std::vector<Strategy> strategies_;
-  std::vector<Strategy> uniform_;  // the best, in order
+  // The best, in order; behind them the best with a pipeline or without.
+  std::vector<Strategy> uniform_;
   Starts starts_;
   Score best_;  // of the baselines, as far as is reported
   std::mutex reporting_;

@@ -22,7 +22,7 @@ inline constexpr double kStartEnd = 0.4;
 
 struct Starts {
   std::vector<Plan> given;   // the caller's
-  std::vector<Plan> ranked;  // uniform plans and the caller's, best first
+  std::vector<Plan> ranked;  // the best of all that was looked at, best first
   // The best uniform plan with a pipeline where ranked[0] has none, or without.
   std::optional<Plan> other;
   std::optional<Plan> unlike;  // the best of unlike stages
@@ -30,7 +30,8 @@ struct Starts {
 
   // What was priced on the way, for the result.
   std::vector<Baseline> all_baselines;
-  std::vector<FoundPlan> priced;     // the baselines and the caller's plans
+  // Not by the sweep: baselines, the caller's, those that repeat all work.
+  std::vector<FoundPlan> priced;
   std::optional<FoundPlan> uniform;  // the best uniform plan
   int64_t uniform_strategies = 0;    // that were looked at
 };
@@ -51,7 +52,7 @@ std::vector<Move> MovesFrom(const SearchSpace& space, const Starts& starts);
 bool IsFolded(const Starts& starts, int chain);
 
 // The first chains start from the caller's plans. Of the others every second
-// does from the best uniform plans in turn; the rest from the last baseline,
+// does from the ranked plans in turn; the rest from the last baseline,
 // the other plan, that of unlike stages, a random one and the other baselines,
 // since walks that are cold find no way from pipelines to plans without, or
 // back.

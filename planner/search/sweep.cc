@@ -84,12 +84,12 @@ SweepResult Sweep(const SearchSpace& space, const Objective& objective,
       const std::optional<Scored> top = take();
       if (!top) return;
       if (top->bound != Bound::kClose) {
-        const Bound next =
+        const Bound closer =
             top->bound == Bound::kLoose ? Bound::kQuick : Bound::kClose;
         const Score score = objective.BoundUniform(
-            space.index, *space.cluster, strategies[top->number], next);
+            space.index, *space.cluster, strategies[top->number], closer);
         const std::lock_guard lock(mutex);
-        waiting.push_back({score, top->number, next});
+        waiting.push_back({score, top->number, closer});
         std::push_heap(waiting.begin(), waiting.end(), after);
         continue;
       }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "planner/base/table.h"
 #include "planner/plan/recompute.h"
@@ -158,8 +159,14 @@ std::optional<Candidate> BestOf(const Approach& approach,
                                 const SearchSpace& space,
                                 const Objective& objective, int threads,
                                 const std::function<bool()>& stop) {
+  std::vector<Strategy> strategies = approach.strategies(space);
+  // Of equal bounds the first in the list is priced first: where each takes a
+  // simulation, with few microbatches it takes less.
+  if (approach.offloads) {
+    std::ranges::stable_sort(strategies, std::greater(), &Strategy::mbs);
+  }
   const SweepResult swept =
-      Sweep(space, objective, approach.strategies(space), 1, threads, stop);
+      Sweep(space, objective, strategies, 1, threads, stop);
   if (swept.best.empty()) return std::nullopt;
   return swept.best[0];
 }

@@ -218,8 +218,9 @@ StageProblem ProblemOf(const Setting& setting, const Base& base,
 
 // The plan of stages that follow each other on the devices, each placed as its
 // strategy places the whole model on so many.
-std::optional<Plan> PlanOf(const SearchSpace& space, const StagesFound& found,
+std::optional<Plan> PlanOf(const Setting& setting, const StagesFound& found,
                            const std::vector<Strategy>& options) {
+  const SearchSpace& space = setting.space;
   const GraphIndex& index = space.index;
   std::map<int, std::optional<Plan>> by_option;
   std::optional<Plan> plan;
@@ -258,10 +259,13 @@ std::optional<Plan> PlanOf(const SearchSpace& space, const StagesFound& found,
     int& stage = plan->weights[w].zero_stage;
     stage = HighestZeroStage(index, *plan, w, stage);
   }
-  if (!plan || !MakeCanonical(space, *plan) || !Allowed(space, *plan)) {
-    return std::nullopt;
+  if (!plan || !MakeCanonical(space, *plan)) return std::nullopt;
+  if (Allowed(space, *plan)) return plan;
+  for (const std::string& schedule : setting.schedules) {
+    plan->schedule = schedule;
+    if (Allowed(space, *plan)) return plan;
   }
-  return plan;
+  return std::nullopt;
 }
 
 // The best of the schedules.
@@ -290,6 +294,12 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
   if (!unit) return {};
   Setting setting{space, objective, *unit};
   setting.recomputes = strategies.empty();
+  if (strategies.empty()) {
+    for (int tp :
+         Divisors(space.least_devices_of_node, space.least_devices_of_node)) {
+      setting.degrees.insert(tp);
+    }
+  }
   for (const Strategy& strategy : strategies) {
     setting.degrees.insert(strategy.tp);
     setting.zeros.insert(strategy.zero);
@@ -327,7 +337,8 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
   std::vector<std::optional<FoundPlan>> fitted(candidates.size());
   ForEach(threads, candidates.size(), [&](size_t i) {
     if (stop()) return;
-    auto plan = PlanOf(space, candidates[i].found, options[candidates[i].base]);
+    auto plan =
+        PlanOf(setting, candidates[i].found, options[candidates[i].base]);
     if (!plan) return;
     fitted[i] = FitByRecomputing(space, objective, *std::move(plan));
     if (fitted[i]) SetSchedule(setting, *fitted[i]);

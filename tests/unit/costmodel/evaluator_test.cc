@@ -57,6 +57,44 @@ TEST(Evaluator, SaysWhatDoesNotFit) {
   EXPECT_GT(result.step_time, Duration{});
 }
 
+// Devices so slow that picoseconds do not fit 64 bits have no price; folded or
+// simulated, explained or not.
+TEST(Evaluator, SaysWhatTakesTooLong) {
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
+  Cluster cluster = MakeCluster("local-cpu:2").value();
+  for (DeviceType& type : cluster.device_types) type.compute_efficiency = 1e-14;
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  for (const char* strategy :
+       {"mbs=1", "pp=2,mbs=1", "offload=optimizer:host"}) {
+    const Plan plan = Uniform(graph, cluster, strategy);
+    for (const Evaluation& result :
+         {evaluator.Evaluate(plan), evaluator.Explain(plan)}) {
+      EXPECT_THAT(result.violations,
+                  ElementsAre(HasSubstr("too long to be priced")))
+          << strategy;
+      EXPECT_EQ(result.step_time, Duration{}) << strategy;
+    }
+  }
+}
+
+// What is too large to be simulated is explained as far as it is folded.
+TEST(Evaluator, ExplainsNoMoreThanItMaySimulate) {
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
+  const Cluster cluster = MakeCluster("local-cpu:2").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {},
+                            std::ssize(graph.nodes));
+  const Plan small = Uniform(graph, cluster, "pp=2,mbs=16");  // 2 microbatches
+  const Plan large = Uniform(graph, cluster, "pp=2,mbs=1");
+  EXPECT_FALSE(evaluator.IsTooLargeToExplain(small));
+  EXPECT_TRUE(evaluator.IsTooLargeToExplain(large));
+  EXPECT_NE(evaluator.Explain(small).breakdown, Breakdown{});
+  const Evaluation explained = evaluator.Explain(large);
+  EXPECT_EQ(explained.breakdown, Breakdown{});
+  EXPECT_EQ(explained.step_time, evaluator.Evaluate(large).step_time);
+  ASSERT_EQ(explained.devices.size(), 2u);
+  EXPECT_EQ(explained.devices[1].memory, explained.memory[1]);
+}
+
 // Remembered or not, to the picosecond: no two strategies are taken for one
 // another, though each of these differs from the first in one thing.
 TEST(Evaluator, UniformStrategiesScoreAsTheirPlans) {

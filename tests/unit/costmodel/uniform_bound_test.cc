@@ -311,6 +311,21 @@ TEST(UnlikeStages, AreFasterWhereLayersAreUnlike) {
   }
 }
 
+// A schedule that is forbidden takes no cuts away: another one runs them.
+TEST(UnlikeStages, HaveASchedule) {
+  const Graph graph = Zoo("gemma-7b", 32, 1024);
+  const Cluster cluster = MakeCluster("g5.48xlarge:2").value();
+  SearchSpace space(graph, cluster);
+  space.constraints =
+      Constraints::Make(space.index, cluster, {.forbid = {{"1f1b"}}}).value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const std::vector<Strategy> strategies = UniformStrategies(space);
+  const std::vector<FoundPlan> found = UnlikeStages(
+      space, evaluator, {}, strategies, Score(), 1, [] { return false; });
+  ASSERT_FALSE(found.empty());
+  for (const FoundPlan& plan : found) EXPECT_NE(plan.plan.schedule, "1f1b");
+}
+
 // As if all were priced: the same strategies in the same order.
 TEST(Sweep, IsExhaustive) {
   const Graph graph = Gpt2(DType::kFloat32, 32);

@@ -69,6 +69,13 @@ TEST_F(ConstraintsTest, CountsWhatAPlanBreaks) {
   EXPECT_EQ(Violations({.space = {"full"}}, "zero=3"), 0);
 }
 
+TEST_F(ConstraintsTest, CountsWhatIsSaidAgainOnce) {
+  const ConstraintTexts texts = {.fix = {{"h.*.up=tp:2"}, {"h.*.up=tp:2"}}};
+  const auto made = Constraints::Make(space_.index, cluster_, texts).value();
+  EXPECT_EQ(made.FixedNodes().size(), 1u);
+  EXPECT_EQ(Violations(texts, "tp=4"), 4);
+}
+
 TEST_F(ConstraintsTest, UnequalSamplesAreForbiddenOrNoMegatrons) {
   Plan plan = Uniform(space_, "mbs=2");
   for (const ConstraintTexts& texts :

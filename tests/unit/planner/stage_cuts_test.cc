@@ -214,5 +214,15 @@ TEST(UnlikeStages, KeepTheLimit) {
   }
 }
 
+// Costs of no time, which nothing can be cut by.
+TEST(UnlikeStages, NeedTimes) {
+  Rng rng(11, 0);
+  StageProblem problem = RandomProblem(rng);
+  for (StageOption& option : problem.options) {
+    for (LayerCost& cost : option.costs) cost.compute = 0;
+  }
+  EXPECT_TRUE(CheapestStages(problem, [] { return false; }).empty());
+}
+
 }  // namespace
 }  // namespace tessera
