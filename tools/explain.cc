@@ -66,8 +66,12 @@ std::string CostText(const Score& score, const Score& own) {
          FormatTime(score.step_time) + ")";
 }
 
+// Costs are over the plan's; where the plan is not uniform, what is better than
+// the nearest uniform one, by which the decisions are named, is said to be.
 std::string DecisionText(const Decision& decision, const Score& own,
                          const Score& nearest) {
+  const std::string_view better =
+      nearest == own ? ". Better: " : ". Better than that uniform plan: ";
   std::string text = std::string(decision.name) + ": " + decision.chosen;
   const size_t shown = std::min(kMostShown, decision.alternatives.size());
   std::string_view last;
@@ -77,7 +81,7 @@ std::string DecisionText(const Decision& decision, const Score& own,
                        ChangeText(other.score.step_time.seconds(),
                                   nearest.step_time.seconds()) == "equal";
     const std::string_view kind =
-        !equal && Better(other.score, nearest) ? ". Better: " : ". Otherwise ";
+        !equal && Better(other.score, nearest) ? better : ". Otherwise ";
     text += (kind == last ? "; " : std::string(kind)) + other.choice + " " +
             CostText(other.score, own);
     last = kind;
@@ -205,7 +209,7 @@ std::string BindsText(const Prediction& prediction) {
 std::string DecisionsHeading(const Explanation& e) {
   std::string out =
       "\ndecisions, each with all else equal (data parallelism makes up the "
-      "devices, the\nmicrobatch is chosen anew)\n";
+      "devices, the\nmicrobatch is chosen anew; links not shared)\n";
   if (e.nearest_score) {
     out += "  " +
            Wrap("of the nearest uniform plan, " + ToString(*e.nearest) + ": " +
@@ -219,7 +223,8 @@ std::string DecisionsHeading(const Explanation& e) {
 std::string NeighboursText(const SearchSpace& space, const Plan& plan,
                            const Explanation& e) {
   if (e.neighbours.empty()) return "";
-  std::string out = "\nnearest other plans, by the search's moves\n";
+  std::string out =
+      "\nnearest other plans, by the search's moves (links not shared)\n";
   for (const Neighbour& neighbour : e.neighbours) {
     const auto changes =
         ChangesBetween(space.index, *space.cluster, plan, neighbour.plan);

@@ -581,8 +581,10 @@ Result<int> RunSearch(const Options& options) {
   if (!searched) {
     if (!interrupted && space.constraints.empty()) return searched.error();
     if (!interrupted) {
-      return InvalidInput(searched.error().message + "; " + BrokenText(space),
-                          "search");
+      const std::string broken = BrokenText(space);
+      return InvalidInput(
+          searched.error().message + (broken.empty() ? "" : "; " + broken),
+          "search");
     }
     return Error{ErrorCode::kInterrupted, "interrupted before there was a plan",
                  "search"};

@@ -52,6 +52,8 @@ Result<int> RunSimulate(const Options& options) {
   }
   if (options.json) {
     Json json = StepJson(inputs.graph, inputs.cluster, plan, step);
+    json.Set("strategy",
+             StrategyText(GraphIndex(inputs.graph), inputs.cluster, plan));
     if (!options.plan_output.empty()) {
       json.Set("plan_file", options.plan_output);
     }

@@ -227,7 +227,10 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
         if (program.tasks[t].kind != TaskKind::kComm) continue;
         exchanges[b][k][t] = true;
         Duration& duration = tasks[t].cost.duration;
-        if (!comm) duration = {};
+        if (!comm) {
+          duration = {};
+          continue;
+        }
         for (const DeviceGroup& group : elsewhere) {
           TaskView view;
           view.task = &program.tasks[t];

@@ -37,13 +37,6 @@ constexpr size_t kMaxUniform = 1'000'000;
 // among many.
 constexpr int64_t kMoreExplained = 2;
 
-std::string GigabyteText(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f GB",
-                static_cast<double>(bytes) * 1e-9);
-  return text;
-}
-
 // Of the smallest device of a set.
 Bytes LeastMemory(const Cluster& cluster, const DeviceSet& set) {
   Bytes least = cluster.TypeOf(set.devices[0]).memory;
@@ -657,11 +650,11 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
     result.overflow = Max(result.overflow, use.total - memory);
     const auto largest = std::max_element(use.parts.begin(), use.parts.end());
     result.violations.push_back(
-        "group " + set.name + ": needs " + GigabyteText(use.total.value) +
-        " of " + GigabyteText(memory.value) + " per device; largest: " +
+        "group " + set.name + ": needs " + SizeText(use.total) + " of " +
+        SizeText(memory) + " per device; largest: " +
         std::string(
             NameOf(static_cast<MemoryCategory>(largest - use.parts.begin()))) +
-        " " + GigabyteText(largest->value));
+        " " + SizeText(*largest));
   };
   // The fullest device counts, but where shares are unequal smaller devices may
   // have less.
@@ -720,8 +713,7 @@ void Evaluator::CheckHosts(const Plan& plan, Evaluation& result) const {
     result.overflow = Max(result.overflow, *most - has);
     result.violations.push_back(
         "host of node " + std::to_string(most - needed.begin()) + ": needs " +
-        GigabyteText(most->value) + " of " + GigabyteText(has.value) + " of " +
-        std::string(what));
+        SizeText(*most) + " of " + SizeText(has) + " of " + std::string(what));
   };
   check(memory, cluster_.host->memory, "memory");
   check(storage, cluster_.host->storage, "storage");

@@ -625,7 +625,7 @@ Score UniformBound::Of(const GraphIndex& index, const Strategy& strategy,
     Strategy once = strategy;
     once.recompute = RecomputeLevel::kNone;
     const auto setting = SettingOf(index, once);
-    return setting ? ScoreOf(Formula(once, *setting), StoredIn(once, *setting))
+    return setting ? ScoreFor(Formula(once, *setting), StoredIn(once, *setting))
                    : kNothingKnown;
   }
   const auto setting = SettingOf(index, strategy);
@@ -634,10 +634,10 @@ Score UniformBound::Of(const GraphIndex& index, const Strategy& strategy,
   if (bound == Objective::Bound::kClose) {
     time = std::max(time, Walk(strategy, *setting));
   }
-  return ScoreOf(time, PeakOf(strategy, *setting));
+  return ScoreFor(time, PeakOf(strategy, *setting));
 }
 
-Score UniformBound::ScoreOf(int64_t time, double bytes) const {
+Score UniformBound::ScoreFor(int64_t time, double bytes) const {
   const Bytes peak = {static_cast<int64_t>(bytes)};
   const Bytes memory = cluster_.TypeOf(DeviceId(0)).memory;
   if (peak <= memory) return {{time}, Bytes{}, /*feasible=*/true};

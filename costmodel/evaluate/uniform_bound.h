@@ -203,7 +203,7 @@ class UniformBound {
   double StoredIn(const Strategy& strategy, const Setting& setting) const;
   double PeakOf(const Strategy& strategy, const Setting& setting) const;
   // Of a step of so many picoseconds, on devices that hold so many bytes.
-  Score ScoreOf(int64_t time, double bytes) const;
+  Score ScoreFor(int64_t time, double bytes) const;
 
   const Cluster& cluster_;
   const ShortGraph short_;

@@ -39,21 +39,6 @@ struct Account {
   }
 };
 
-std::string SizeText(Bytes bytes) {
-  const auto size = static_cast<double>(bytes.value);
-  char text[32];
-  if (size >= 1e9) {
-    std::snprintf(text, sizeof(text), "%.1f GB", size * 1e-9);
-  } else if (size >= 1e6) {
-    std::snprintf(text, sizeof(text), "%.1f MB", size * 1e-6);
-  } else if (size >= 1e3) {
-    std::snprintf(text, sizeof(text), "%.1f kB", size * 1e-3);
-  } else {
-    std::snprintf(text, sizeof(text), "%.0f B", size);
-  }
-  return text;
-}
-
 // What the account's device keeps of a value on any tier.
 Bytes BytesFor(const TaskGraph& tasks, const Account& account, ValueId id) {
   const Value& value = tasks.value(id);
@@ -197,6 +182,21 @@ std::vector<MemoryUse> Peaks(const TaskGraph& tasks,
 }
 
 }  // namespace
+
+std::string SizeText(Bytes bytes) {
+  const auto size = static_cast<double>(bytes.value);
+  char text[32];
+  if (size >= 1e9) {
+    std::snprintf(text, sizeof(text), "%.1f GB", size * 1e-9);
+  } else if (size >= 1e6) {
+    std::snprintf(text, sizeof(text), "%.1f MB", size * 1e-6);
+  } else if (size >= 1e3) {
+    std::snprintf(text, sizeof(text), "%.1f kB", size * 1e-3);
+  } else {
+    std::snprintf(text, sizeof(text), "%.0f B", size);
+  }
+  return text;
+}
 
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
   std::vector<Account> accounts;

@@ -22,7 +22,9 @@ void OnThreads(int threads, const std::function<void()>& work) {
 void ForEach(int threads, size_t count,
              const std::function<void(size_t)>& work) {
   std::atomic<size_t> next = 0;
-  OnThreads(threads, [&] {
+  const size_t most =
+      std::min(count, static_cast<size_t>(std::max(threads, 1)));
+  OnThreads(static_cast<int>(most), [&] {
     for (size_t i; (i = next.fetch_add(1)) < count;) work(i);
   });
 }
