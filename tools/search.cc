@@ -129,7 +129,7 @@ void WarnOfForbidden(const SearchSpace& space, Inputs& inputs) {
 // Uniform plans that are looked at to say why constraints leave none.
 constexpr size_t kMostTried = 500;
 
-// What the uniform plan that breaks fewest constraints breaks.
+// What the uniform plan that breaks fewest constraints breaks, if it does.
 std::string BrokenText(const SearchSpace& space) {
   std::string text;
   int fewest = INT_MAX;
@@ -141,6 +141,10 @@ std::string BrokenText(const SearchSpace& space) {
     const int broken =
         space.constraints.Violations(space.index, *space.cluster, *plan);
     if (broken >= fewest) continue;
+    if (broken == 0) {
+      return "there was no time to find " + ToString(strategy) +
+             ", which is one";
+    }
     fewest = broken;
     std::string all;
     for (const std::string& where :
@@ -622,6 +626,7 @@ Result<int> RunSearch(const Options& options) {
     json.Extend(Json::Object(
         {{"strategy", StrategyText(space.index, inputs.cluster, chosen.plan)},
          {"name", TextbookName(space, chosen.plan)},
+         {"unshared_step_time_s", chosen.score.step_time.seconds()},
          {"plan", Json::Raw(std::move(plan))},
          {"baselines", Json::ArrayOf(result.baselines, BaselineJson)},
          {"margin", DecidedJson(space, decided)},

@@ -16,11 +16,14 @@ check 'j["proposals"] == 200 and j["seed"] == 3 and j["accepted"] <= 200'
 check 'j["search_time_s"] > 0 and j["plan"]["schema_version"] == 1'
 check 'len(j["baselines"]) >= 3'
 check 'all({"name", "step_time_s", "feasible"} <= set(b) for b in j["baselines"])'
-check 'all(j["step_time_s"] <= b["step_time_s"]
+check 'all(j["unshared_step_time_s"] <= b["step_time_s"]
   for b in j["baselines"] if b["feasible"])'
 check 'abs(sum(j["breakdown"].values()) / j["step_time_s"] - 1) < 1e-9'
 "$tessera" simulate "${tiny[@]}" "${cluster[@]}" --plan "$work/plan1.json" \
   --json >"$work/simulated.json" 2>/dev/null
+found=$(json 'j["step_time_s"]' "$work/out1.json")
+json "j['step_time_s'] == $found and j['strategy'] != ''" \
+  "$work/simulated.json" >/dev/null
 # The plan says what was found.
 json '(j["prediction"]["step_time_s"] > 0 and
   j["prediction"]["baseline_step_time_s"] > 0 and
@@ -61,6 +64,14 @@ before=$(json 'j["step_time_s"]' "$work/simulated.json")
   --prefer fastest --confirm 0 -o "$work/killed.json" >"$work/resumed.json" \
   2>/dev/null
 json "j['step_time_s'] <= $before" "$work/resumed.json" >/dev/null
+cp "$work/plan1.json" "$work/forbidden.json"
+"$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 20 --space dp \
+  --max-microbatch 1 --resume -o "$work/forbidden.json" >/dev/null \
+  2>"$work/stderr"
+grep -q "forbidden.json: the search does not start from this plan" \
+  "$work/stderr" || fail "a forbidden plan is left out without a word"
+fails 2 "there was no time to find dp" search "${tiny[@]}" "${cluster[@]}" \
+  --proposals 0 --space dp --max-microbatch 1
 fails 2 "needs -o" search "${tiny[@]}" "${cluster[@]}" --proposals 1 --resume
 fails 2 "nothing.json" search "${tiny[@]}" "${cluster[@]}" --proposals 1 \
   --resume -o "$work/nothing.json"
