@@ -1,7 +1,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <climits>
 #include <cstdio>
 #include <iostream>
@@ -88,8 +87,8 @@ Result<std::vector<Plan>> StartsOf(const Options& options, const Inputs& inputs,
     Plan canonical = plan;
     if (!MakeCanonical(space, canonical) || !Allowed(space, canonical)) {
       std::cerr << "tessera: warning: " << path
-                << ": the search does not start from this plan: it is not one "
-                   "that the constraints allow\n";
+                << ": the search does not start from this plan: its moves "
+                   "lead to no such plan, or the constraints do not allow it\n";
     }
     starts.push_back(std::move(plan));
   };
@@ -237,12 +236,9 @@ Decided Decide(const Options& options, const Inputs& inputs,
       }
     };
     const auto end_round = [&] {
-      std::atomic<size_t> next = 0;
-      OnThreads(std::min<int>(ThreadCount(options.threads), kAtOnce), [&] {
-        for (size_t r; (r = next++) < round.size();) {
-          Choice& choice = choices[round[r]];
-          choice.confirmed = evaluator.SharedStepTime(choice.plan);
-        }
+      ForEach(ThreadCount(options.threads), round.size(), [&](size_t r) {
+        Choice& choice = choices[round[r]];
+        choice.confirmed = evaluator.SharedStepTime(choice.plan);
       });
       for (const size_t i : round) {
         fastest = std::min(fastest, *choices[i].confirmed);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <iostream>
 #include <map>
@@ -82,16 +81,13 @@ std::string OutOfScope(const PublishedRun& run) {
 std::vector<RunResult> PredictAll(const std::vector<PublishedRun>& runs,
                                   std::span<const Stack> stacks, int threads) {
   std::vector<RunResult> results(runs.size());
-  std::atomic<size_t> next = 0;
-  OnThreads(threads, [&] {
-    for (size_t i = next++; i < runs.size(); i = next++) {
-      RunResult& result = results[i];
-      result.run = &runs[i];
-      result.refused = OutOfScope(runs[i]);
-      if (!result.refused.empty()) continue;
-      if (auto done = Predict(stacks, result); !done) {
-        result.refused = done.error().ToString();
-      }
+  ForEach(threads, runs.size(), [&](size_t i) {
+    RunResult& result = results[i];
+    result.run = &runs[i];
+    result.refused = OutOfScope(runs[i]);
+    if (!result.refused.empty()) return;
+    if (auto done = Predict(stacks, result); !done) {
+      result.refused = done.error().ToString();
     }
   });
   return results;

@@ -52,8 +52,9 @@ class Evaluator : public Objective {
 
   // `profile` may be null. `graph` is differentiated; the three outlive this,
   // unchanged. A plan of which more than `most_simulated` operators, each of
-  // every microbatch, would have to be simulated is not priced: Evaluate says
-  // so in its violations.
+  // every microbatch, would have to be simulated is not priced, nor is one
+  // whose tasks take longer, one after another, than a Duration holds: Evaluate
+  // says so in its violations, and its step time is zero.
   Evaluator(const Graph& graph, const Cluster& cluster,
             const ProfileDb* profile, const TrainingOptions& options,
             int64_t most_simulated = std::numeric_limits<int64_t>::max());

@@ -98,6 +98,7 @@ class StageProgramme {
       work = std::min(work, all * problem_.options[o].units);
       least_sum = std::min(least_sum, all);
     }
+    // Steps from no pace, or from one without end, would lead nowhere.
     if (!(work > 0) || work == kNever) return {};
     double least_pace = kNever;
     for (double limit = work / static_cast<double>(units_) * kPaceGrowth;

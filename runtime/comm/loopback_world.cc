@@ -87,11 +87,11 @@ struct Hub {
         std::chrono::duration<double>(options.timeout.seconds()));
   }
 
-  const CommOptions options;
   void NotifyAll() {
     for (Rank& rank : ranks) rank.changed.notify_all();
   }
 
+  const CommOptions options;
   std::mutex mutex;  // guards what follows
   std::optional<Error> failure;
   std::vector<Rank> ranks;
