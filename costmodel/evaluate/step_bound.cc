@@ -5,6 +5,7 @@
 
 #include "costmodel/fusion.h"
 #include "costmodel/source/cost_source.h"
+#include "planner/ir/running_average.h"
 #include "planner/plan/sequence_order.h"
 
 namespace tessera {
@@ -102,6 +103,65 @@ double LeastSeconds(const DeviceType& device, const Stack& stack,
          SecondsPerFlop(device, stack, query) / stack.sustained;
 }
 
+// What the optimizer's step takes at least: on one device alone, and on all
+// hosts together where there are any.
+struct LeastUpdate {
+  double on_device = 0;  // seconds
+  double on_hosts = std::numeric_limits<double>::infinity();
+};
+LeastUpdate LeastUpdateOf(const Graph& graph, const Cluster& cluster,
+                          const TrainingOptions& options) {
+  const OptimizerRow& optimizer = OptimizerNamed(options.optimizer);
+  const std::vector<double> momenta = RunningMomenta(graph);
+  double updates = 0;  // bytes
+  double others = 0;
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& weight = graph.tensors[t];
+    if (weight.kind != TensorKind::kWeight || momenta[t] >= 0) continue;
+    double elements = 1;
+    for (int64_t extent : weight.shape) {
+      elements *= static_cast<double>(extent);
+    }
+    const auto width = static_cast<double>(SizeOf(weight.dtype));
+    const double state = std::max(4.0, width);
+    // A factored optimizer keeps vectors.
+    const int moments = optimizer.factored ? 0 : optimizer.moments;
+    // The gradient is read; the parameter, or its master, and the moments are
+    // read and written.
+    updates += elements * (width + 2 * state * (1 + moments));
+    // The master becomes a parameter; the norm reads the gradient.
+    if (width < state) others += elements * (state + width);
+    if (options.clip > 0) others += elements * width;
+  }
+  double rate = 0;  // of the fastest device
+  double host_rate = 0;
+  for (const DeviceType& device : cluster.device_types) {
+    const BytesPerSecond reached =
+        device.memory_bandwidth * device.memory_efficiency;
+    rate = std::max(rate, reached.value);
+  }
+  bool has_hosts = false;
+  for (const Device& device : cluster.devices) {
+    const DeviceType& type =
+        cluster.device_types[static_cast<size_t>(device.type)];
+    if (type.shared_memory) {
+      // The host's kernels are as fast, beside its own.
+      host_rate += rate;
+    } else {
+      has_hosts = true;
+    }
+  }
+  if (has_hosts && cluster.host) {
+    host_rate += cluster.num_nodes() * cluster.host->memory_bandwidth.value;
+  }
+  LeastUpdate least;
+  least.on_device =
+      (std::min(1.0, cluster.stack.optimizer_traffic) * updates + others) /
+      rate;
+  if (host_rate > 0) least.on_hosts = (updates + others) / host_rate;
+  return least;
+}
+
 }  // namespace
 
 StepBound LowerBound(const Graph& graph, const Cluster& cluster,
@@ -151,10 +211,15 @@ StepBound LowerBound(const Graph& graph, const Cluster& cluster,
     (query.op_class == OpClass::kMemory ? others : products) += least;
   }
   const auto devices = static_cast<double>(cluster.devices.size());
+  const LeastUpdate update = LeastUpdateOf(graph, cluster, options);
+  const double passes = products + others;
+  const double hosts =
+      update.on_hosts > 0 ? update.on_device / update.on_hosts : 0;
+  const double seconds = std::max(
+      passes / devices, (passes + update.on_device) / (devices + hosts));
   StepBound bound;
-  const double seconds = (products + others) / devices;
   bound.step_time = {static_cast<int64_t>(seconds * 1e12 * (1 - 1e-9))};
-  bound.products = seconds > 0 ? products / (products + others) : 0;
+  bound.products = seconds > 0 ? products / (seconds * devices) : 0;
   // Parameters in the graph's type; moments are in fp32, and the parameters too
   // where they are narrower. (Of a factored moment nothing is counted: parts of
   // it are on several devices.)

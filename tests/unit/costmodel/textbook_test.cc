@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
 #include "planner/io/importer.h"
@@ -96,6 +98,40 @@ TEST(StepBound, IsWorkOverRate) {
               bound.step_time.seconds() / 2, 0.001 * bound.step_time.seconds());
   // Two weights of 512 * 1024 in fp32 with two moments each.
   EXPECT_EQ(bound.memory.value, 2 * 512 * 1024 * (4 + 8));
+}
+
+// Each of 2 * 512 * 1024 fp32 parameters is read and written with two moments,
+// its gradient is read for that and for the norm: 6 * 4 + 2 * 4 bytes; by sgd
+// without a norm 2 * 4 + 4.
+TEST(StepBound, HasTheOptimizersTraffic) {
+  const Graph graph = testing::TwoLayerGraph(4, 512, 1024);
+  Cluster cluster = MakeCluster("p100-edr:1").value();
+  ASSERT_TRUE(cluster.host.has_value());
+  const Host host = *cluster.host;
+  TrainingOptions sgd;
+  sgd.optimizer = "sgd";
+  sgd.clip = 0;
+  const DeviceType& type = cluster.device_types[0];
+  const double rate = type.memory_bandwidth.value * type.memory_efficiency;
+  constexpr double kParameters = 2 * 512 * 1024;
+  const auto devices = static_cast<double>(cluster.devices.size());
+
+  cluster.host.reset();
+  const double adamw = LowerBound(graph, cluster, {}).step_time.seconds();
+  const double plain = LowerBound(graph, cluster, sgd).step_time.seconds();
+  EXPECT_NEAR(adamw - plain, kParameters * (32 - 12) / rate / devices,
+              1e-3 * (adamw - plain));
+
+  // The host takes a part of it: D T + U T / V = C + U.
+  cluster.host = host;
+  const double update = kParameters * 32 / rate;
+  const double on_host = kParameters * 32 / host.memory_bandwidth.value;
+  const double passes = adamw * devices - update;
+  const double expected = std::max(
+      passes / devices, adamw * devices / (devices + update / on_host));
+  EXPECT_NEAR(LowerBound(graph, cluster, {}).step_time.seconds(), expected,
+              1e-3 * expected);
+  EXPECT_LT(expected, adamw);
 }
 
 }  // namespace
