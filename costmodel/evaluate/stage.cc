@@ -39,10 +39,7 @@ class PortTable {
 
   // The number of `port`, which may be assigned to; -1 when it is new.
   int& operator[](const Port& port) {
-    const uint64_t key = (static_cast<uint64_t>(port.kind) + 1) << 56 |
-                         static_cast<uint64_t>(port.index) << 48 |
-                         static_cast<uint64_t>(port.tile) << 32 |
-                         static_cast<uint32_t>(port.tensor.value);
+    const uint64_t key = port.word();
     const size_t mask = slots_.size() - 1;
     size_t at = Mix64(key) & mask;
     while (slots_[at].key != 0 && slots_[at].key != key) at = (at + 1) & mask;

@@ -113,17 +113,18 @@ void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
   const auto accounts_of = [&](GroupId group) -> const std::vector<Account*>& {
     return group == tasks.world ? everywhere : of_group[group.index()];
   };
-  // By value, what it takes in each of its group's accounts.
-  std::vector<std::vector<Bytes>> bytes(tasks.values.size());
+  // What a value takes in each of its group's accounts, from first[v] on.
+  std::vector<Bytes> bytes;
+  std::vector<size_t> first(tasks.values.size());
   std::vector<bool> held(tasks.values.size(), false);
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const Value& value = tasks.values[v];
     if (value.alias_of.valid() || value.tier != tier) continue;
     TESSERA_CHECK(value.persistent || value.group != tasks.world) << v;
-    const auto& here = accounts_of(value.group);
-    for (size_t a = 0; a < here.size(); ++a) {
-      bytes[v].push_back(BytesFor(tasks, *here[a], ValueId(v)));
-      if (value.persistent) here[a]->Add(value.category, bytes[v][a]);
+    first[v] = bytes.size();
+    for (Account* account : accounts_of(value.group)) {
+      bytes.push_back(BytesFor(tasks, *account, ValueId(v)));
+      if (value.persistent) account->Add(value.category, bytes.back());
     }
     held[v] = value.persistent;
   }
@@ -141,7 +142,7 @@ void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
         if (held[root] || tasks.values[root].tier != tier) continue;
         held[root] = true;
         for (size_t a = 0; a < here.size(); ++a) {
-          here[a]->Add(tasks.values[root].category, bytes[root][a]);
+          here[a]->Add(tasks.values[root].category, bytes[first[root] + a]);
         }
       }
     }
@@ -163,7 +164,7 @@ void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
       here[a]->Remove(MemoryCategory::kCommunication, staged);
       for (ValueId id : frees[t]) {
         if (tasks.value(id).tier != tier) continue;
-        here[a]->Remove(tasks.value(id).category, bytes[id.index()][a]);
+        here[a]->Remove(tasks.value(id).category, bytes[first[id.index()] + a]);
       }
     }
   }
@@ -171,9 +172,11 @@ void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
 
 std::vector<MemoryUse> Peaks(const TaskGraph& tasks,
                              std::vector<Account> accounts, MemoryTier tier) {
-  if (tier == MemoryTier::kFile) {
+  const bool used = std::ranges::any_of(
+      tasks.values, [&](const Value& value) { return value.tier == tier; });
+  if (used && tier == MemoryTier::kFile) {
     LayOutFiles(tasks, accounts);
-  } else {
+  } else if (used) {
     WalkTasks(tasks, accounts, tier);
   }
   std::vector<MemoryUse> peaks;

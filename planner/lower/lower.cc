@@ -1,8 +1,12 @@
 #include "planner/lower/lower.h"
 
 #include <algorithm>
+#include <boost/container/small_vector.hpp>
+#include <map>
 #include <tuple>
 
+#include "planner/base/flat_map.h"
+#include "planner/base/rng.h"
 #include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
@@ -103,7 +107,7 @@ class Assembler {
 
   void AddTask(Task task) {
     const TaskId id(tasks_.tasks.size());
-    const auto depend = [&](const std::vector<TaskId>& on) {
+    const auto depend = [&](const TaskList& on) {
       for (TaskId other : on) {
         if (!SameStream(tasks_.tasks[other.index()], task)) {
           task.deps.push_back(other);
@@ -153,14 +157,27 @@ class Assembler {
   }
 
  private:
-  using PortKey = std::tuple<Port, GroupId, int>;
+  struct PortKey {
+    Port port;
+    GroupId group;
+    int microbatch = -1;
+    bool operator==(const PortKey&) const = default;
+  };
+  struct PortHash {
+    uint64_t operator()(const PortKey& key) const {
+      return Mix64(key.port.word() ^
+                   Mix64(static_cast<uint64_t>(key.group.value) << 32 |
+                         static_cast<uint32_t>(key.microbatch)));
+    }
+  };
   using TransferKey = std::tuple<Port, GroupId, GroupId, int>;
 
   // The last task of each stream that wrote or read a buffer: earlier ones of
   // the same stream precede it.
+  using TaskList = boost::container::small_vector<TaskId, 2>;
   struct Uses {
-    std::vector<TaskId> writers;
-    std::vector<TaskId> readers;
+    TaskList writers;
+    TaskList readers;
   };
 
   static bool SameStream(const Task& a, const Task& b) {
@@ -170,7 +187,7 @@ class Assembler {
 
   // `id`, which is not among the tasks yet, may be in the list already: for a
   // task that reads two parts of a buffer.
-  void Replace(std::vector<TaskId>& list, TaskId id, const Task& task) {
+  void Replace(TaskList& list, TaskId id, const Task& task) {
     for (TaskId& other : list) {
       if (other == id || SameStream(tasks_.tasks[other.index()], task)) {
         other = id;
@@ -212,7 +229,7 @@ class Assembler {
   std::vector<Uses> uses_;            // by root value
   std::vector<bool> written_;         // by root value, in this step
   std::vector<std::pair<ValueId, GroupId>> world_written_;
-  std::map<PortKey, ValueId> ports_;
+  FlatMap<PortKey, ValueId, PortHash> ports_;
   std::map<TransferKey, TaskId> sent_;
 };
 

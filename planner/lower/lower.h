@@ -402,6 +402,14 @@ struct Port {
   int index = 0;
   int tile = 0;  // of the weight
   auto operator<=>(const Port&) const = default;
+
+  // All of it, for tables; never zero. REQUIRES: index < 256, tile < 65536.
+  uint64_t word() const {
+    return (static_cast<uint64_t>(kind) + 1) << 56 |
+           static_cast<uint64_t>(index) << 48 |
+           static_cast<uint64_t>(tile) << 32 |
+           static_cast<uint32_t>(tensor.value);
+  }
 };
 
 struct BoundValue {

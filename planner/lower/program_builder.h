@@ -31,11 +31,7 @@ struct TensorHash {
     return (*this)(key.second);
   }
   uint64_t operator()(const std::pair<GroupId, Port>& key) const {
-    const Port& port = key.second;
-    return Mix64(static_cast<uint64_t>(port.kind) << 56 ^
-                 static_cast<uint64_t>(port.index) << 48 ^
-                 static_cast<uint64_t>(port.tile) << 32 ^
-                 static_cast<uint32_t>(port.tensor.value));
+    return Mix64(key.second.word());
   }
   uint64_t operator()(const std::tuple<GroupId, TensorId, Layout>& key) const {
     return (*this)(std::get<TensorId>(key));
