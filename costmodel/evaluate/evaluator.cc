@@ -676,7 +676,7 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
     }
     return;
   }
-  const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
+  const TaskGraph tasks = Lower(facts_, plan);
   const std::vector<DeviceSet> kinds = ByType(cluster_, AlikeDevices(tasks));
   std::vector<DeviceId> devices;  // one of each kind
   for (const DeviceSet& kind : kinds) devices.push_back(kind.devices[0]);
@@ -727,7 +727,7 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
                   " operators, more than " + std::to_string(most_simulated_));
   }
   ++simulated_;
-  const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
+  const TaskGraph tasks = Lower(facts_, plan);
   const std::vector<TaskCost> costs = PriceTasks(pricer_, tasks);
   TimeBySource time = {};
   for (const TaskCost& cost : costs) {
@@ -863,7 +863,7 @@ Timeline Evaluator::Simulate(const TaskGraph& tasks, bool share_links) const {
 }
 
 Duration Evaluator::SharedStepTime(const Plan& plan) const {
-  const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
+  const TaskGraph tasks = Lower(facts_, plan);
   return Simulate(tasks, /*share_links=*/true).step_time;
 }
 
@@ -888,7 +888,7 @@ Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
     }
     return result;
   }
-  const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
+  const TaskGraph tasks = Lower(facts_, plan);
   const Timeline timeline = Simulate(tasks, share_links);
   result.step_time = timeline.step_time;
   result.breakdown = BreakdownOf(tasks, timeline);

@@ -434,11 +434,14 @@ class StepLowering {
 
 }  // namespace
 
-TaskGraph Lower(const Graph& graph, const Cluster& cluster, const Plan& plan,
-                const TrainingOptions& options) {
-  const LoweringFacts facts(graph, cluster, options);
+TaskGraph Lower(const LoweringFacts& facts, const Plan& plan) {
   const LoweringContext context(facts, plan);
   return StepLowering(context).Run();
+}
+
+TaskGraph Lower(const Graph& graph, const Cluster& cluster, const Plan& plan,
+                const TrainingOptions& options) {
+  return Lower(LoweringFacts(graph, cluster, options), plan);
 }
 
 }  // namespace tessera

@@ -451,6 +451,7 @@ Value SquareSumValue(const LoweringContext& context);
 Value HostSquareSumValue(const LoweringContext& context, GroupId group);
 
 // The whole step. REQUIRES: Validate(graph, cluster, plan) is empty.
+TaskGraph Lower(const LoweringFacts& facts, const Plan& plan);
 TaskGraph Lower(const Graph& graph, const Cluster& cluster, const Plan& plan,
                 const TrainingOptions& options);
 
