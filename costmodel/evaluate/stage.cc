@@ -361,6 +361,7 @@ class StageBuilder {
     made.last_placed = placed_.size();
     made.tasks = tasks_.size();
     if (is_loop_) {
+      made.carried.assign(tasks_.size(), -1);
       FindEnds();
       return;
     }
@@ -746,12 +747,13 @@ class StageBuilder {
 
   // The number under which the end of a task of a loop's fold is carried on.
   int Carry(int from, int task) {
-    for (int number : fold(from).carries) {
-      if (carried_tasks_[static_cast<size_t>(number)] == task) return number;
-    }
-    fold(from).carries.push_back(stage_->carried);
+    int& number =
+        made_[static_cast<size_t>(from)].carried[static_cast<size_t>(task)];
+    if (number >= 0) return number;
+    number = stage_->carried++;
+    fold(from).carries.push_back(number);
     carried_tasks_.push_back(task);
-    return stage_->carried++;
+    return number;
   }
 
   // Whether a task of a loop's fold always ends before the fold leaves a
@@ -1034,6 +1036,7 @@ class StageBuilder {
     bool final_differs = false;
     std::vector<uint64_t> after;  // by task, where it is not of the loop
     // Of the loop's.
+    std::vector<int> carried;  // by task, the number of its end or -1
     Ends ends;
     std::vector<Ends::End> task_ends;
     std::vector<Ends::End> stream_ends;
