@@ -10,9 +10,11 @@
 #include "profiler/machine.h"
 #include "profiler/machine_io.h"
 #include "runtime/launch/launch.h"
+#include "runtime/thread_pool.h"
 #include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/json.h"
+#include "tools/share_cores.h"
 #include "tools/verb.h"
 
 namespace tessera {
@@ -150,7 +152,9 @@ Result<Cluster> ClusterOf(const Options& options,
                           const HostSpeed& speed) {
   if (!machines[0].gpus.empty()) return ClusterOfMachines(machines, speed);
   const int ranks = options.nproc > 0 ? options.nproc : machines[0].cpus;
-  return ClusterOfCores(machines[0], ranks, speed);
+  Cluster cluster = ClusterOfCores(machines[0], ranks, speed);
+  ShareCores(cluster, machines[0].cpus, ThreadsPerRank(ranks));
+  return cluster;
 }
 
 std::string RateText(BytesPerSecond rate) {

@@ -308,10 +308,14 @@ Result<int> RunExplain(const Options& options) {
   if (options.proposals && !options.which_strategy) {
     return InvalidInput("is of the search of --which-strategy", "--proposals");
   }
-  TESSERA_TRY(const Inputs inputs, ReadInputs(options));
-  PrintWarnings(inputs);
-  if (options.which_strategy) return ExplainWhichStrategy(options, inputs);
+  TESSERA_TRY(Inputs inputs, ReadInputs(options));
+  if (options.which_strategy) {
+    PrintWarnings(inputs);
+    return ExplainWhichStrategy(options, inputs);
+  }
   TESSERA_TRY(Plan plan, PlanOrDataParallel(inputs));
+  WarnOfIdle(plan, inputs);
+  PrintWarnings(inputs);
   const SearchSpace space(inputs.graph, inputs.cluster);
   const Evaluator evaluator(inputs.graph, inputs.cluster,
                             inputs.profile_or_null(), options.training);

@@ -9,6 +9,7 @@
 
 #include "planner/base/amount.h"
 #include "planner/base/table.h"
+#include "planner/io/importer.h"
 
 namespace tessera {
 namespace {
@@ -64,12 +65,7 @@ Result<void> SetStrategy(Options& options, const std::string& value) {
 }
 
 Result<void> SetDType(Options& options, const std::string& value) {
-  static constexpr std::array<std::string_view, 4> kNames = {"fp64", "fp32",
-                                                             "bf16", "fp16"};
-  if (std::ranges::find(kNames, value) == kNames.end()) {
-    return UnknownName("dtype", value, kNames);
-  }
-  TESSERA_TRY(options.dtype, ParseDType(value));
+  TESSERA_TRY(options.dtype, ParseParameterType(value));
   return {};
 }
 
@@ -371,7 +367,9 @@ std::span<const Flag> Flags() {
        "images CIFAR-10's binary format, of clicks MLPerf's of Criteo's "
        "(default there: made up)",
        SetText<&Options::data>},
-      {"--steps", "N", "optimizer steps (default: 20)",
+      {"--steps", "N",
+       "optimizer steps, with --load of a checkpoint so many more (default: "
+       "20)",
        SetInteger<&Options::steps, int64_t{1}, kMostInt64>},
       {"--warmup", "N",
        "steps over which the learning rate rises to --lr (default: 0)",

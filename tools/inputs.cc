@@ -19,6 +19,7 @@
 #include "planner/io/onnx.h"
 #include "planner/io/plan_io.h"
 #include "planner/io/zoo.h"
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/search_space.h"
 #include "planner/topology/stacks.h"
@@ -265,6 +266,16 @@ Result<Plan> PlanOrDataParallel(const Inputs& inputs) {
     return plan.error().At("data parallelism, as no plan or strategy is given");
   }
   return plan;
+}
+
+void WarnOfIdle(const Plan& plan, Inputs& inputs) {
+  const size_t used = World(plan).devices.size();
+  const size_t devices = inputs.cluster.devices.size();
+  if (used == devices) return;
+  inputs.warnings.push_back("the plan uses " + std::to_string(used) +
+                            " of the " + std::to_string(devices) +
+                            " devices of cluster '" + inputs.cluster.name +
+                            "'");
 }
 
 void PrintWarnings(const Inputs& inputs) {

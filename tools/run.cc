@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -394,6 +395,28 @@ int ThreadsOf(const Options& options, int ranks) {
   return options.threads > 0 ? options.threads : ThreadsPerRank(ranks);
 }
 
+// Of a run on this host's cores whose predictions are of other devices.
+void WarnOfOtherDevices(const Options& options, Inputs& inputs) {
+  const Cluster& cluster = inputs.cluster;
+  const bool cores = std::ranges::all_of(
+      cluster.device_types, [](const auto& t) { return t.shared_memory; });
+  if (!cores) {
+    inputs.warnings.push_back(
+        "the run is on this host's cores, predictions are of the devices of "
+        "cluster '" +
+        cluster.name + "'");
+    return;
+  }
+  const auto ranks = std::ssize(cluster.devices);
+  if (options.cluster.starts_with("local-cpu") && ranks > HostCores()) {
+    inputs.warnings.push_back(
+        "predictions are of ranks with a core each, and " +
+        std::to_string(ranks) + " ranks share " + std::to_string(HostCores()) +
+        " here: --nproc " + std::to_string(ranks) +
+        " without --cluster predicts that");
+  }
+}
+
 // "rank 2, rank 3", of those that are in none of the plan's groups.
 std::string IdleRanks(const Plan& plan, int ranks) {
   std::string idle;
@@ -542,6 +565,8 @@ Result<Job> ReadJob(const Options& options,
   }
   if (options.cluster.empty() && !gpu) {
     ShareCores(job.inputs.cluster, HostCores(), ThreadsOf(options, devices));
+  } else if (!gpu) {
+    WarnOfOtherDevices(options, job.inputs);
   }
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
   if (const std::string idle = IdleRanks(job.plan, devices); !idle.empty()) {
@@ -652,7 +677,10 @@ Result<void> LogStep(const StepReport& step, const std::string& path,
     line.Set("validation_loss", *step.validation_loss);
   }
   log << line.OneLine() << std::endl;
-  if (!log) return Error{ErrorCode::kUnavailable, "cannot write", path};
+  if (!log) {
+    return Error{ErrorCode::kUnavailable,
+                 std::string("cannot write: ") + std::strerror(errno), path};
+  }
   return {};
 }
 

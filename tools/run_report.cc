@@ -187,6 +187,9 @@ std::string RunText(const RunReport& report) {
   }
   add("step", report.predicted.step_time, result.step_time);
   out += FormatTable(rows);
+  if (result.memory.size() > 1) {
+    out += "what is measured of an exchange is also its wait for other ranks\n";
+  }
 
   out += "model FLOPs " + FlopsText(report.rates) + "\n";
   if (result.graphs.tasks > 0) out += GraphText(result.graphs) + "\n";

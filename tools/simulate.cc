@@ -19,14 +19,15 @@ Result<int> RunSimulate(const Options& options) {
     TESSERA_RETURN_IF_ERROR(CheckWritable(options.trace, "--trace"));
   }
   if (!options.output.empty()) {
-    TESSERA_RETURN_IF_ERROR(CheckWritable(options.output, "-o"));
+    TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
   }
   if (!options.plan_output.empty()) {
     TESSERA_RETURN_IF_ERROR(
         CheckProtoOutput(options.plan_output, "--plan-out"));
   }
-  TESSERA_TRY(const Inputs inputs, ReadInputs(options));
+  TESSERA_TRY(Inputs inputs, ReadInputs(options));
   TESSERA_TRY(const Plan plan, PlanOrDataParallel(inputs));
+  WarnOfIdle(plan, inputs);
   PrintWarnings(inputs);
 
   const Evaluator evaluator(inputs.graph, inputs.cluster,

@@ -182,7 +182,9 @@ std::span<const Verb> Verbs() {
       {"run",
        "train with a plan on this host",
        "Starts one process for each rank, or is one of them under torchrun, "
-       "mpirun or srun. Without --cluster it is local-cpu:NPROC; without a "
+       "mpirun or srun. Without --cluster it is local-cpu:NPROC, this host's "
+       "cores shared out "
+       "among the ranks; without a "
        "plan or strategy, data parallelism. A plan that does not fit ends "
        "before the first step with exit code 3; losses that --check finds "
        "to differ end it with 1. At the end it prints the "
@@ -293,7 +295,8 @@ std::span<const Verb> Verbs() {
        RunDiscover},
       {"validate",
        "compare predictions with published measurements",
-       "Reads a table of measured training runs (CSV; costmodel/validate), "
+       "Reads a table of measured training runs (CSV; costmodel/validate; "
+       "tests/testdata/published has some), or of measured collectives, "
        "predicts each without any profile, and prints by source how far off "
        "the predictions are and how well they rank alternatives. Rows that "
        "cannot be mapped are refused with the reason; what a row leaves blank "
@@ -373,7 +376,7 @@ std::span<const Verb> Verbs() {
        "print what Tessera knows: operators, topologies, ...",
        "Without KIND it prints the kinds.",
        "tessera list topologies",
-       "KIND",
+       "[KIND]",
        {"--json"},
        {},
        RunList},
@@ -414,8 +417,7 @@ std::string HelpText(const Verb& verb) {
     out += " " + std::string(flag) + " " + std::string(FlagNamed(flag).value);
   }
   if (!verb.positional.empty()) {
-    const bool one = CountWords(verb.positional) == 1;
-    out += (one ? " [" : " ") + std::string(verb.positional) + (one ? "]" : "");
+    out += " " + std::string(verb.positional);
   }
   out += " [FLAGS]\n\n" + Wrap(verb.details, 0) + "\n\n";
   constexpr size_t kIndent = 6;

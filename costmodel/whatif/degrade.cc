@@ -243,7 +243,7 @@ Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
   }
   cluster = std::move(rest);
   if (fewer_devices) {
-    notes.back() += "; " + Nodes(cluster) + " remain and are paid for";
+    notes.back() += "; " + Nodes(cluster) + " remain";
   }
   return {};
 }

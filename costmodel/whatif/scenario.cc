@@ -121,7 +121,7 @@ Result<void> Apply(const Setting& setting, Draft& draft) {
   } else if (path == "seq") {
     TESSERA_TRY(draft.seq_len, WholeNumber(setting, kMostSamples));
   } else if (path == "dtype") {
-    TESSERA_TRY(draft.dtype, ParseDType(setting.value));
+    TESSERA_TRY(draft.dtype, ParseParameterType(setting.value));
   } else if (path == "stack") {
     TESSERA_TRY(draft.stack, ParseStack(setting.value));
   } else if (path.starts_with("model.")) {
@@ -165,6 +165,12 @@ Result<Cluster> LoadFor(const Draft& draft, std::vector<std::string>& notes) {
     return LoadCluster(WithCounts(draft));
   }
   TESSERA_TRY(Cluster cluster, LoadCluster(draft.cluster));
+  // Plans of the file's own cluster are not made for it.
+  const auto named = [&](Cluster other) {
+    other.name = cluster.name + " with " + std::to_string(*draft.nodes) +
+                 (*draft.nodes == 1 ? " node" : " nodes");
+    return other;
+  };
   if (draft.gpus) {
     return InvalidInput("'" + draft.cluster +
                             "' is a file, whose devices are all listed; name a "
@@ -172,17 +178,19 @@ Result<Cluster> LoadFor(const Draft& draft, std::vector<std::string>& notes) {
                         "gpus");
   }
   if (!draft.nodes) return cluster;
-  if (const int own = cluster.num_nodes(); *draft.nodes > own) {
+  const int own = cluster.num_nodes();
+  if (*draft.nodes == own) return cluster;
+  if (*draft.nodes > own) {
     auto larger = WithMoreNodes(cluster, static_cast<int>(*draft.nodes));
     if (!larger) return larger.error().At(draft.cluster).At("nodes");
     notes.push_back("nodes from " + std::to_string(own) +
                     " on are copies of those of the file, on their switches; "
                     "links between switches stay as they are");
-    return larger;
+    return named(*std::move(larger));
   }
   const auto devices = std::ranges::count_if(
       cluster.devices, [&](const Device& d) { return d.node < *draft.nodes; });
-  return FirstDevices(cluster, static_cast<size_t>(devices));
+  return named(FirstDevices(cluster, static_cast<size_t>(devices)));
 }
 
 Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
@@ -208,7 +216,10 @@ Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
   }
   const auto reference = ReferenceLink(cluster, row->link_class);
   if (!reference) {
-    notes.push_back(setting.path + ": the cluster has no such links");
+    notes.push_back(setting.path + ": the cluster of " +
+                    std::to_string(cluster.num_nodes()) +
+                    (cluster.num_nodes() == 1 ? " node" : " nodes") +
+                    " has no such links");
     return {};
   }
   double factor = amount.value;
@@ -407,11 +418,12 @@ Result<ModelCache::Model> ImportFor(const Scenario& scenario,
       }
       return error;
     };
+    ModelCache::Model model;
+    import.warnings = &model.warnings;
     auto forward = ImportModel(scenario.model, import);
     if (!forward) return not_possible(forward.error());
     auto graph = Differentiate(*std::move(forward));
     if (!graph) return not_possible(graph.error().At(scenario.model));
-    ModelCache::Model model;
     model.graph = std::make_shared<const Graph>(*std::move(graph));
     model.index = std::make_shared<const GraphIndex>(*model.graph);
     return model;
@@ -532,6 +544,8 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
               ImportFor(scenario, draft, made.cluster, models));
   made.graph = model.graph;
   made.index = model.index;
+  made.notes.insert(made.notes.end(), model.warnings.begin(),
+                    model.warnings.end());
   for (const DeviceType& type : made.cluster.device_types) {
     if (type.Peak(made.graph->dtype).value > 0) continue;
     return Error{ErrorCode::kInfeasible,
@@ -559,7 +573,7 @@ Result<Plan> PlanOf(Case& of) {
     const size_t spare = of.cluster.devices.size() - used.devices.size();
     of.notes.push_back("dp=" + std::to_string(dp) +
                        " is the most that is left; " + std::to_string(spare) +
-                       " devices stand by");
+                       " devices stand by, not paid for");
     of.cluster = std::move(used);
     return smaller;
   }

@@ -52,8 +52,8 @@ struct Axis {
   std::string path;
   std::vector<std::string> values;
 };
-// "PATH=VALUE,VALUE". Stacks and clusters are looked for: none that is not there
-// is in a grid.
+// "PATH=VALUE,VALUE". Stacks and clusters are looked for: none that is not
+// there is in a grid.
 Result<Axis> ParseAxis(std::string_view text);
 // The path of the cluster file that `path` stands for, or `path`.
 std::string FilePathOf(const std::string& path);
@@ -87,6 +87,7 @@ class ModelCache {
   struct Model {
     std::shared_ptr<const Graph> graph;
     std::shared_ptr<const GraphIndex> index;
+    std::vector<std::string> warnings;  // ImportOptions::warnings
   };
   // The model of `key`, made on first use: who asks for another meanwhile does
   // not wait.

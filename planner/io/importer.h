@@ -39,6 +39,9 @@ struct ImportOptions {
   PublishedLayout* layout = nullptr;
 };
 
+// Of ImportOptions: "fp64", "fp32", "bf16" or "fp16".
+Result<DType> ParseParameterType(std::string_view name);
+
 struct Importer {
   std::string_view name;
   std::string_view summary;

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "planner/base/table.h"
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
@@ -43,6 +44,17 @@ std::span<const Importer> Importers() {
                IsHuggingFace, ImportHuggingFace},
   };
   return kImporters;
+}
+
+Result<DType> ParseParameterType(std::string_view name) {
+  constexpr std::array kTypes = {DType::kFloat64, DType::kFloat32,
+                                 DType::kBFloat16, DType::kFloat16};
+  std::vector<std::string_view> names;
+  for (DType type : kTypes) {
+    if (NameOf(type) == name) return type;
+    names.push_back(NameOf(type));
+  }
+  return UnknownName("dtype", name, names);
 }
 
 Result<Graph> ImportModel(const std::string& path,

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdio>
 #include <numeric>
+#include <string_view>
+#include <unordered_map>
 
 namespace tessera {
 namespace {
@@ -188,10 +190,18 @@ void CheckDevices(const Cluster& cluster, Problems& problems) {
     }
     node = device.node;
   }
+  std::unordered_map<std::string_view, size_t> named;
   for (size_t v = 0; v < cluster.vertices.size(); ++v) {
-    if (cluster.vertices[v].kind == VertexKind::kDevice && device_at[v] < 0) {
+    const Vertex& vertex = cluster.vertices[v];
+    if (vertex.kind == VertexKind::kDevice && device_at[v] < 0) {
       problems.Add(Indexed("vertices", v), "is a device that no rank uses");
     }
+    if (vertex.name.empty()) continue;
+    const auto [first, is_new] = named.try_emplace(vertex.name, v);
+    if (is_new) continue;
+    problems.Add(Indexed("vertices", v) + ".name",
+                 "'" + vertex.name + "' is the name of vertex " +
+                     std::to_string(first->second) + ", too");
   }
 }
 
