@@ -408,7 +408,8 @@ void WarnOfOtherDevices(const Options& options, Inputs& inputs) {
     return;
   }
   const auto ranks = std::ssize(cluster.devices);
-  if (options.cluster.starts_with("local-cpu") && ranks > HostCores()) {
+  if (!inputs.profile && options.cluster.starts_with("local-cpu") &&
+      ranks > HostCores()) {
     inputs.warnings.push_back(
         "predictions are of ranks with a core each, and " +
         std::to_string(ranks) + " ranks share " + std::to_string(HostCores()) +

@@ -12,6 +12,12 @@ grep -q "^storage: " "$work/out" || fail "no storage"
   --strategy dp=3 --json >"$work/simulated.json" 2>/dev/null
 json 'j["step_time_s"] > 0' "$work/simulated.json" >/dev/null
 
+# More ranks than cores take turns: each has a part of a core's rate.
+ranks=$((4 * $(nproc)))
+"$tessera" discover --nproc "$ranks" -o "$work/many.txtpb" >/dev/null 2>&1
+grep -q 'times 0.25, which a rank has' "$work/many.txtpb" ||
+  fail "ranks have a core each"
+
 "$tessera" discover --nproc 1 --json >"$work/out.json" 2>/dev/null
 json 'j["devices"] == 1 and int(j["hosts"][0]["memory_bytes"]) > 0' \
   "$work/out.json" >/dev/null

@@ -55,6 +55,17 @@ whatif --cluster "$work/two.txtpb" --replan --vary nodes=2,4 \
 check '[c["values"]["stack"] for c in j["cells"]] == ["tessera", "megatron-2021"] * 2'
 check 'j["cells"][0]["step_time_s"] != j["cells"][1]["step_time_s"]'
 check 'j["cells"][2]["devices"] == 32 and "copies" in j["cells"][2]["notes"][0]'
+# A plan on a file's cluster with other nodes is made anew, as on the preset's.
+"$tessera" simulate "${what[@]}" "${on[@]}" --plan-out "$work/plan.json" \
+  >/dev/null 2>&1
+whatif --cluster "$work/two.txtpb" --plan "$work/plan.json" \
+  --vary nodes=1,2,4 --json >"$work/grown.json"
+whatif --cluster dgx-a100-80gb:2 --plan "$work/plan.json" \
+  --vary nodes=1,2,4 --json >"$work/again.json"
+steps='[c["step_time_s"] for c in j["cells"]]'
+[[ $(json "$steps" "$work/grown.json") == \
+   "$(json "$steps" "$work/again.json")" ]] ||
+  fail "plans for a file's nodes differ"
 # dgx-a100-80gb:4 is the file grown.
 whatif --cluster dgx-a100-80gb:4 --stack tessera --plan "$work/best-3.json" \
   --json >"$work/again.json"

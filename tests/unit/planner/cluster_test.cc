@@ -66,6 +66,8 @@ TEST(ClusterValidate, NamesEachMistake) {
       {[](Cluster& c) { c.devices[1].vertex = c.devices[0].vertex; },
        "devices[1].vertex"},
       {[](Cluster& c) { c.devices[2].node = 2; }, "devices[2].node"},
+      {[](Cluster& c) { c.vertices[2].name = c.vertices[1].name; },
+       "vertices[2].name"},
       {[](Cluster& c) { c.links[0].to = VertexId(99); }, "links[0].to"},
       {[](Cluster& c) { c.links[0].type = -1; }, "links[0].type"},
       {[](Cluster& c) { c.links[4].to = c.links[4].from; }, "links[4]"},
