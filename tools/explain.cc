@@ -238,21 +238,18 @@ std::string NeighboursText(const SearchSpace& space, const Plan& plan,
   return out;
 }
 
-std::string EndText(const Inputs& inputs, const Explanation& e) {
+std::string EndText(const Explanation& e) {
   std::string out;
   if (!e.complete) {
     out += "\nNot all was priced: --time-limit gives it more time.\n";
   }
-  if (inputs.profile_or_null() == nullptr) {
-    const ErrorBand band = StepTimeBand(inputs.cluster.stack.name);
-    out += "\n" +
-           Wrap("Predictions without a profile are off by " +
-                    FormatPercent(band.median) +
-                    " (median of published runs): less than that is no "
-                    "difference.",
-                0) +
-           "\n";
-  }
+  const ErrorBand& band = e.prediction.band;
+  out += "\n" +
+         Wrap("Predictions are off by " + FormatPercent(band.median) +
+                  " in the median (" + band.source +
+                  "): less than that is no difference.",
+              0) +
+         "\n";
   return out;
 }
 
@@ -370,7 +367,7 @@ Result<int> RunExplain(const Options& options) {
     e.complete = e.complete && !stop();
     say(NeighboursText(space, plan, e));
   }
-  say(EndText(inputs, e));
+  say(EndText(e));
   if (options.json) {
     std::cout << ExplainJson(inputs, space, plan, e).ToString() << "\n";
   }

@@ -174,7 +174,7 @@ struct Decided {
   size_t chosen = 0;
   std::optional<size_t> baseline;  // the best that is allowed
   double margin = 0;               // of its time over the fastest's
-  std::optional<ErrorBand> band;   // of predictions, where it is known
+  std::optional<ErrorBand> band;   // of predictions; none of what was run
 
   bool measured() const { return choices[fastest].measured.has_value(); }
 };
@@ -268,12 +268,8 @@ Decided Decide(const Options& options, const Inputs& inputs,
     return choices[i].time().seconds() / fastest.time().seconds() - 1;
   };
   if (decided.baseline) decided.margin = over(*decided.baseline);
-  if (inputs.profile_or_null() == nullptr) {
-    decided.band = StepTimeBand(inputs.cluster.stack.name);
-  }
-  if (options.prefer != "simple" || !decided.band || !fastest.score.feasible) {
-    return decided;
-  }
+  decided.band = StepTimeBand(inputs.cluster, result.evaluation.sources);
+  if (options.prefer != "simple" || !fastest.score.feasible) return decided;
   for (const size_t i : simple) {
     if (!choices[i].score.feasible || over(i) >= decided.band->median) continue;
     decided.chosen = i;

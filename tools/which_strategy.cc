@@ -271,7 +271,7 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
     c.evaluation = std::move(result->evaluation);
     c.searched = true;
   }
-  c.band = StepTimeBand(inputs.cluster.stack.name);
+  c.band = StepTimeBand(inputs.cluster, c.evaluation.sources);
   c.name = TextbookName(space, c.plan);
   c.strategy = StrategyText(space.index, inputs.cluster, c.plan);
   if (options.json) {

@@ -27,6 +27,17 @@ constexpr BandRow kRows[] = {
 constexpr double kMedian = 0.078;
 constexpr double kMean = 0.087;
 
+// Of GPT-2 and Llama on one H200 with its profile
+// (tests/bench/results/h200-2026-11-27.json).
+constexpr double kGpuMedian = 0.038;
+constexpr double kGpuMean = 0.032;
+
+// Of 17 strategies on 2 and 4 ranks of a host of two cores, each with the
+// profile of that many (tests/bench/results/2026-11-27-cpu-predictions.json):
+// what ranks that take turns on the cores wait for one another no profile has.
+constexpr double kCoresMedian = 0.176;
+constexpr double kCoresMean = 0.168;
+
 }  // namespace
 
 ErrorBand StepTimeBand(std::string_view stack) {
@@ -39,6 +50,19 @@ ErrorBand StepTimeBand(std::string_view stack) {
           "tessera validate, published runs under " + std::string(stack) +
               ", " + std::to_string(row->sources) +
               (row->sources == 1 ? " source" : " sources")};
+}
+
+ErrorBand StepTimeBand(const Cluster& cluster, const SourceShares& sources) {
+  if (sources.measured + sources.interpolated < 0.5) {
+    return StepTimeBand(cluster.stack.name);
+  }
+  const bool cores = std::ranges::all_of(
+      cluster.device_types, [](const auto& t) { return t.shared_memory; });
+  if (cores) {
+    return {kCoresMedian, kCoresMean,
+            "tessera run with a profile, on a host of two cores"};
+  }
+  return {kGpuMedian, kGpuMean, "tessera run with a profile, on an H200"};
 }
 
 }  // namespace tessera

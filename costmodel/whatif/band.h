@@ -4,6 +4,9 @@
 #include <string>
 #include <string_view>
 
+#include "planner/ir/cluster.h"
+#include "planner/plan/evaluation.h"
+
 namespace tessera {
 
 struct ErrorBand {
@@ -12,8 +15,14 @@ struct ErrorBand {
   std::string source;
 };
 
-// Of step times without a profile, under a stack (Stack::name); of one that no
-// published run had, that of all runs under their own.
+// Of step times whose tasks' times are mostly analytical, under a stack
+// (Stack::name); of one that no published run had, that of all runs under their
+// own.
 ErrorBand StepTimeBand(std::string_view stack);
+
+// Of step times on the cluster: as above, or where at least half of the tasks'
+// time is a profile's, that of runs with a profile, on GPUs or on a host's
+// cores.
+ErrorBand StepTimeBand(const Cluster& cluster, const SourceShares& sources);
 
 }  // namespace tessera

@@ -153,7 +153,7 @@ Prediction Predict(const Case& of, const Plan& plan,
   const Evaluator evaluator(graph, cluster, options.profile, options.training);
   result.evaluation =
       options.fast ? evaluator.Evaluate(plan) : evaluator.Explain(plan);
-  result.band = StepTimeBand(cluster.stack.name);
+  result.band = StepTimeBand(cluster, result.evaluation.sources);
   const double step = result.evaluation.step_time.seconds();
   result.tokens_per_s =
       static_cast<double>(graph.global_batch * graph.seq_len) / step;

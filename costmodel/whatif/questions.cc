@@ -265,7 +265,7 @@ Result<Fit> FitOf(Case of, const GridOptions& options) {
   fit.plan = StrategyText(*of.index, of.cluster, plan);
   fit.step_time = evaluation.step_time;
   fit.sources = evaluation.sources;
-  fit.band = StepTimeBand(of.cluster.stack.name);
+  fit.band = StepTimeBand(of.cluster, evaluation.sources);
   fit.memory = fullest.use.total;
   fit.capacity = fullest.capacity;
   for (const MemoryUse& use : evaluation.memory) {

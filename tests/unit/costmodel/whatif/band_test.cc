@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "planner/topology/stacks.h"
+#include "planner/topology/topologies.h"
 
 namespace tessera {
 namespace {
@@ -17,6 +18,21 @@ TEST(StepTimeBand, KnowsEveryStack) {
   }
   EXPECT_NE(StepTimeBand("tessera").source.find("their own"),
             std::string::npos);
+}
+
+TEST(StepTimeBand, IsOfWhatTimesAreFrom) {
+  const Cluster gpus = MakeCluster("dgx-h100:1").value();
+  const Cluster cores = MakeCluster("local-cpu:2").value();
+  const SourceShares analytical = {0.1, 0.2, 0.7};
+  EXPECT_EQ(StepTimeBand(gpus, analytical).source,
+            StepTimeBand("tessera").source);
+  EXPECT_EQ(StepTimeBand(cores, analytical).source,
+            StepTimeBand("tessera").source);
+  const SourceShares measured = {0.6, 0.3, 0.1};
+  EXPECT_NE(StepTimeBand(gpus, measured).source.find("H200"),
+            std::string::npos);
+  EXPECT_LT(StepTimeBand(gpus, measured).median,
+            StepTimeBand(cores, measured).median);
 }
 
 }  // namespace
