@@ -35,8 +35,8 @@ constexpr double kGpuMean = 0.032;
 // Of 17 strategies on 2 and 4 ranks of a host of two cores, each with the
 // profile of that many (tests/bench/results/2026-11-27-cpu-predictions.json):
 // what ranks that take turns on the cores wait for one another no profile has.
-constexpr double kCoresMedian = 0.176;
-constexpr double kCoresMean = 0.168;
+constexpr double kCoresMedian = 0.143;
+constexpr double kCoresMean = 0.157;
 
 }  // namespace
 
