@@ -100,13 +100,14 @@ Result<int> RunDiff(const Options& options) {
   if (options.positional.size() != 2) {
     return InvalidInput("needs two plan files, A and B", "diff");
   }
-  TESSERA_TRY(const Inputs inputs, ReadInputs(options));
-  PrintWarnings(inputs);
+  TESSERA_TRY(Inputs inputs, ReadInputs(options));
   const Evaluator evaluator(inputs.graph, inputs.cluster,
                             inputs.profile_or_null(), options.training);
   const SearchSpace space(inputs.graph, inputs.cluster);
   TESSERA_TRY(const Side a, ReadSide(options, inputs, evaluator, 0));
   TESSERA_TRY(const Side b, ReadSide(options, inputs, evaluator, 1));
+  for (const Side* side : {&a, &b}) WarnOfIdle(side->plan, inputs, side->path);
+  PrintWarnings(inputs);
   const auto changes =
       ChangesBetween(space.index, inputs.cluster, a.plan, b.plan);
   if (options.json) {

@@ -268,14 +268,14 @@ Result<Plan> PlanOrDataParallel(const Inputs& inputs) {
   return plan;
 }
 
-void WarnOfIdle(const Plan& plan, Inputs& inputs) {
+void WarnOfIdle(const Plan& plan, Inputs& inputs, const std::string& path) {
   const size_t used = World(plan).devices.size();
   const size_t devices = inputs.cluster.devices.size();
   if (used == devices) return;
-  inputs.warnings.push_back("the plan uses " + std::to_string(used) +
-                            " of the " + std::to_string(devices) +
-                            " devices of cluster '" + inputs.cluster.name +
-                            "'");
+  inputs.warnings.push_back(
+      (path.empty() ? "" : path + ": ") + "the plan uses " +
+      std::to_string(used) + " of the " + std::to_string(devices) +
+      " devices of cluster '" + inputs.cluster.name + "'");
 }
 
 void PrintWarnings(const Inputs& inputs) {

@@ -48,8 +48,9 @@ Result<Plan> ReadPlanFor(const std::string& path, const Graph& graph,
 // The plan of `inputs`, else data parallelism over the whole cluster.
 Result<Plan> PlanOrDataParallel(const Inputs& inputs);
 
-// Adds a warning where the plan leaves devices of the cluster without work.
-void WarnOfIdle(const Plan& plan, Inputs& inputs);
+// Adds a warning where the plan, of a file at `path` where that is not plain,
+// leaves devices of the cluster without work.
+void WarnOfIdle(const Plan& plan, Inputs& inputs, const std::string& path = "");
 
 // "tessera: warning: ..." lines on standard error.
 void PrintWarnings(const Inputs& inputs);

@@ -441,10 +441,9 @@ Result<void> MakeExportFolder(const std::string& folder) {
   }
   std::filesystem::create_directories(folder, code);
   if (code || access(folder.c_str(), W_OK) != 0) {
-    return Error{ErrorCode::kUnavailable,
-                 "cannot make or write the folder: " +
-                     (code ? code.message() : std::strerror(errno)),
-                 "--export " + folder};
+    return InvalidInput("cannot make or write the folder: " +
+                            (code ? code.message() : std::strerror(errno)),
+                        "--export " + folder);
   }
   for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
     const std::string name = entry.path().filename();

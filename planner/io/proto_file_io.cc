@@ -192,7 +192,7 @@ Result<void> ParseBinary(const std::string& bytes, Message& out) {
   if (!out.ParseFromString(bytes)) {
     return InvalidInput("not a whole binary " +
                         std::string(out.GetDescriptor()->name()) +
-                        ": truncated or garbage");
+                        ": of another kind, truncated or garbage");
   }
   const std::string unknown = FindUnknownField(out);
   if (!unknown.empty()) return InvalidInput("unknown " + unknown);

@@ -85,8 +85,9 @@ TEST(Router, ThirdNodesForwardWhereNothingElseDoes) {
   cluster.link_types = {{"cable", "", {1e9}, Duration::FromSeconds(1e-6)}};
   std::vector<VertexId> nics;
   for (int n = 0; n < 3; ++n) {
-    const DeviceId device = AddDevice(cluster, 0, n, "d");
-    nics.push_back(AddVertex(cluster, VertexKind::kNic, "nic"));
+    const std::string of_node = std::to_string(n);
+    const DeviceId device = AddDevice(cluster, 0, n, "d" + of_node);
+    nics.push_back(AddVertex(cluster, VertexKind::kNic, "nic" + of_node));
     Connect(cluster, cluster.devices[device.index()].vertex, nics.back(), 0);
   }
   Connect(cluster, nics[0], nics[1], 0);
