@@ -1164,7 +1164,7 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       const CollectiveOption& option =
           Option(view, Exchanging(view, pair.group, pair.peer));
       CostQuery query;
-      query.key = ExchangeKey(view);
+      if (profile_ != nullptr) query.key = ExchangeKey(view);
       query.device = &first;
       query.collective = true;
       query.collective_seconds = option.Seconds(Sent(view));
