@@ -3,6 +3,8 @@
 // al. 2006). A block of an image and of a result may begin anywhere in the
 // whole ones; rows and columns that a block does not hold count as padding.
 
+#include "runtime/kernels/convolution.h"
+
 #include <algorithm>
 #include <vector>
 
@@ -39,11 +41,7 @@ struct Axis {
   }
 };
 
-struct Convolution {
-  int64_t samples = 1;
-  int64_t groups = 1;
-  int64_t in = 1;   // channels of a group
-  int64_t out = 1;  // likewise
+struct Convolution : ConvolutionExtents {
   Axis y;
   Axis x;
 
@@ -52,75 +50,27 @@ struct Convolution {
   int64_t image() const { return in * y.in * x.in; }  // of a group
 };
 
-// Which tensors of a call are the image, the weight and the result, or their
-// gradients: by their last factors.
-struct Tensors {
-  const LocalTensor* image = nullptr;
-  const LocalTensor* weight = nullptr;
-  const LocalTensor* result = nullptr;
-  const Indices* image_indices = nullptr;
-  const Indices* weight_indices = nullptr;
-  const Indices* result_indices = nullptr;
-};
-
-Tensors TensorsOf(const KernelCall& call) {
-  Tensors tensors;
-  const auto read = [&](const std::vector<Indices>& sides,
-                        std::span<const LocalTensor> locals) {
-    for (size_t i = 0; i < sides.size(); ++i) {
-      switch (call.rule->factors[sides[i].back()].letter) {
-        case 'w':
-          tensors.image = &locals[i];
-          tensors.image_indices = &sides[i];
-          break;
-        case 'l':
-          tensors.weight = &locals[i];
-          tensors.weight_indices = &sides[i];
-          break;
-        case 'x':
-          tensors.result = &locals[i];
-          tensors.result_indices = &sides[i];
-          break;
-        default:
-          break;  // the bias
-      }
-    }
-  };
-  read(call.rule->operands, call.operands);
-  read(call.rule->results, call.results);
-  return tensors;
-}
-
-Convolution ConvolutionOf(const KernelCall& call, const Tensors& tensors) {
-  Convolution c;
-  const LocalTensor& image = *tensors.image;
-  const LocalTensor& weight = *tensors.weight;
-  const LocalTensor& result = *tensors.result;
-  c.samples = image.shape[0];
-  const bool tall = call.rule->FactorOf('k') >= 0;  // else of signals
-  for (size_t d = 0; d + (tall ? 2 : 1) < weight.shape.size(); ++d) {
-    const int f = (*tensors.weight_indices)[d];
-    const bool read = Holds(*tensors.image_indices, f);
-    const bool made = Holds(*tensors.result_indices, f);
-    (read && made ? c.groups : read ? c.in : c.out) *= weight.shape[d];
-  }
+Convolution ConvolutionOf(const KernelCall& call,
+                          const ConvolutionCall& tensors) {
   const auto axis = [&](size_t from_last, const char* stride, const char* pad,
                         const char* dilation) {
     const auto last = [&](const std::vector<int64_t>& v) {
       return v[v.size() - from_last];
     };
     Axis a;
-    a.in = last(image.shape);
-    a.window = last(weight.shape);
-    a.out = last(result.shape);
+    a.in = last(tensors.image->shape);
+    a.window = last(tensors.weight->shape);
+    a.out = last(tensors.result->shape);
     a.stride = static_cast<int64_t>(call.attribute(stride));
     a.dilation = static_cast<int64_t>(call.attribute(dilation));
-    a.first = last(result.offset) * a.stride -
-              static_cast<int64_t>(call.attribute(pad)) - last(image.offset);
+    a.first = last(tensors.result->offset) * a.stride -
+              static_cast<int64_t>(call.attribute(pad)) -
+              last(tensors.image->offset);
     return a;
   };
-  c.y = tall ? axis(2, "stride_height", "pad_top", "dilation_height")
-             : Axis{.in = 1, .window = 1, .out = 1};
+  Convolution c = {tensors.extents, {}, {}};
+  c.y = tensors.tall ? axis(2, "stride_height", "pad_top", "dilation_height")
+                     : Axis{.in = 1, .window = 1, .out = 1};
   c.x = axis(1, "stride_width", "pad_left", "dilation_width");
   return c;
 }
@@ -184,7 +134,7 @@ void ForEachGroup(const KernelCall& call, const Convolution& c, F f) {
 // x, w [, bias] -> y.
 template <typename T>
 void Conv2d(const KernelCall& call) {
-  const Tensors tensors = TensorsOf(call);
+  const ConvolutionCall tensors = ConvolutionCallOf(call);
   const Convolution c = ConvolutionOf(call, tensors);
   const T* bias = nullptr;
   if (call.operands.size() > 2) bias = call.operands[2].as<const T>();
@@ -208,7 +158,7 @@ void Conv2d(const KernelCall& call) {
 // dy, w -> dx.
 template <typename T>
 void Conv2dDx(const KernelCall& call) {
-  const Tensors tensors = TensorsOf(call);
+  const ConvolutionCall tensors = ConvolutionCallOf(call);
   const Convolution c = ConvolutionOf(call, tensors);
   ForEachGroup<T>(call, c, [&](int64_t i, T* columns) {
     const MatrixView<T> w = {
@@ -226,7 +176,7 @@ void Conv2dDx(const KernelCall& call) {
 // dy, x -> dw, summed over the samples in their order.
 template <typename T>
 void Conv2dDw(const KernelCall& call) {
-  const Tensors tensors = TensorsOf(call);
+  const ConvolutionCall tensors = ConvolutionCallOf(call);
   const Convolution c = ConvolutionOf(call, tensors);
   ForEachRange(call, c.groups, 1, [&](int64_t begin, int64_t end) {
     std::vector<T> columns(c.depth() * c.places());

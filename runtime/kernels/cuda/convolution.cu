@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/kernels/convolution.h"
 #include "runtime/kernels/cuda/reduce.h"
 #include "runtime/kernels/cuda/window.h"
 
@@ -14,11 +15,7 @@ int64_t DivideUp(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-struct Convolution {
-  int64_t samples = 1;
-  int64_t groups = 1;
-  int64_t in = 1;   // channels of a group
-  int64_t out = 1;  // likewise
+struct Convolution : ConvolutionExtents {
   WindowAxis y;
   WindowAxis x;
 
@@ -238,59 +235,13 @@ void Run(const Product& p, CudaQueue& queue) {
          kThreads, 0, queue, p, p.c.groups, parts, sums);
 }
 
-// The extents of a call whose image, weight and result (or their gradients) are
-// these, with the rules' indices.
-struct Tensors {
-  const LocalTensor* image = nullptr;
-  const LocalTensor* weight = nullptr;
-  const LocalTensor* result = nullptr;
-  const Indices* of_image = nullptr;
-  const Indices* of_weight = nullptr;
-  const Indices* of_result = nullptr;
-};
-
-Tensors TensorsOf(const KernelCall& call) {
-  Tensors tensors;
-  const auto read = [&](const std::vector<Indices>& sides,
-                        std::span<const LocalTensor> locals) {
-    for (size_t i = 0; i < sides.size(); ++i) {
-      switch (call.rule->factors[sides[i].back()].letter) {
-        case 'w':
-          tensors.image = &locals[i];
-          tensors.of_image = &sides[i];
-          break;
-        case 'l':
-          tensors.weight = &locals[i];
-          tensors.of_weight = &sides[i];
-          break;
-        case 'x':
-          tensors.result = &locals[i];
-          tensors.of_result = &sides[i];
-          break;
-        default:
-          break;  // the bias
-      }
-    }
-  };
-  read(call.rule->operands, call.operands);
-  read(call.rule->results, call.results);
-  return tensors;
-}
-
-Convolution ConvolutionOf(const KernelCall& call, const Tensors& tensors) {
-  Convolution c;
+Convolution ConvolutionOf(const KernelCall& call,
+                          const ConvolutionCall& tensors) {
+  Convolution c = {tensors.extents, {}, {}};
   const Shape& weight = tensors.weight->shape;
-  c.samples = tensors.image->shape[0];
-  const bool tall = call.rule->FactorOf('k') >= 0;  // else of signals
-  for (size_t d = 0; d + (tall ? 2 : 1) < weight.size(); ++d) {
-    const int f = (*tensors.of_weight)[d];
-    const bool read = Holds(*tensors.of_image, f);
-    const bool made = Holds(*tensors.of_result, f);
-    (read && made ? c.groups : read ? c.in : c.out) *= weight[d];
-  }
   c.y = WindowAxisOf(call, 2, *tensors.image, *tensors.result);
   c.x = WindowAxisOf(call, 1, *tensors.image, *tensors.result);
-  c.y.window = tall ? weight[weight.size() - 2] : 1;
+  c.y.window = tensors.tall ? weight[weight.size() - 2] : 1;
   c.x.window = weight.back();
   c.y.dilation = static_cast<int64_t>(call.attribute("dilation_height"));
   c.x.dilation = static_cast<int64_t>(call.attribute("dilation_width"));
@@ -299,7 +250,7 @@ Convolution ConvolutionOf(const KernelCall& call, const Tensors& tensors) {
 
 // x, w [, bias] -> y.
 void Conv2d(const KernelCall& call) {
-  const Tensors t = TensorsOf(call);
+  const ConvolutionCall t = ConvolutionCallOf(call);
   const Convolution c = ConvolutionOf(call, t);
   Elements<Any> bias;
   if (call.operands.size() > 2 && call.operands[2].data != nullptr) {
@@ -314,7 +265,7 @@ void Conv2d(const KernelCall& call) {
 
 // dy, w -> dx.
 void Conv2dDx(const KernelCall& call) {
-  const Tensors t = TensorsOf(call);
+  const ConvolutionCall t = ConvolutionCallOf(call);
   const Convolution c = ConvolutionOf(call, t);
   ByType({*t.image, *t.weight, *t.result}, [&]<typename T>() {
     Run(ImageGradient<T>{c, Elements<T>(*t.result), Elements<T>(*t.weight),
@@ -325,7 +276,7 @@ void Conv2dDx(const KernelCall& call) {
 
 // dy, x -> dw.
 void Conv2dDw(const KernelCall& call) {
-  const Tensors t = TensorsOf(call);
+  const ConvolutionCall t = ConvolutionCallOf(call);
   const Convolution c = ConvolutionOf(call, t);
   ByType({*t.image, *t.result}, [&]<typename T>() {
     Run(WeightGradient<T>{c, Elements<T>(*t.result), Elements<T>(*t.image),
