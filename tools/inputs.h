@@ -48,7 +48,7 @@ Result<Plan> ReadPlanFor(const std::string& path, const Graph& graph,
 // The plan of `inputs`, else data parallelism over the whole cluster.
 Result<Plan> PlanOrDataParallel(const Inputs& inputs);
 
-// Adds a warning where the plan, of a file at `path` where that is not plain,
+// Adds a warning, which names the plan's file if `path` does, where the plan
 // leaves devices of the cluster without work.
 void WarnOfIdle(const Plan& plan, Inputs& inputs, const std::string& path = "");
 

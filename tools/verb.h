@@ -21,10 +21,9 @@ struct Verb {
   std::string_view summary;
   std::string_view details;  // further sentences of its help
   std::string_view example;
-  std::string_view positional;          // placeholders of its words, or empty;
-                                        // in brackets where they may be left
-                                        // out
-  std::vector<std::string_view> flags;  // rows of flags.h
+  // Placeholders of its words, or empty; in brackets: they may be left out.
+  std::string_view positional;
+  std::vector<std::string_view> flags;         // rows of flags.h
   std::vector<std::string_view> required;      // of these
   Result<int> (*run)(const Options& options);  // returns the exit code
 };

@@ -183,8 +183,7 @@ std::span<const Verb> Verbs() {
        "train with a plan on this host",
        "Starts one process for each rank, or is one of them under torchrun, "
        "mpirun or srun. Without --cluster it is local-cpu:NPROC, this host's "
-       "cores shared out "
-       "among the ranks; without a "
+       "cores shared out among the ranks; without a "
        "plan or strategy, data parallelism. A plan that does not fit ends "
        "before the first step with exit code 3; losses that --check finds "
        "to differ end it with 1. At the end it prints the "

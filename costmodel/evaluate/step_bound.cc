@@ -103,18 +103,17 @@ double LeastSeconds(const DeviceType& device, const Stack& stack,
          SecondsPerFlop(device, stack, query) / stack.sustained;
 }
 
-// What the optimizer's step takes at least: on one device alone, and on all
-// hosts together where there are any.
+// What the optimizer's step takes at least.
 struct LeastUpdate {
-  double on_device = 0;  // seconds
-  double on_hosts = std::numeric_limits<double>::infinity();
+  double seconds = 0;  // on one device alone
+  double hosts = 0;    // as many devices make it as fast as all hosts do
 };
 LeastUpdate LeastUpdateOf(const Graph& graph, const Cluster& cluster,
                           const TrainingOptions& options) {
   const OptimizerRow& optimizer = OptimizerNamed(options.optimizer);
   const std::vector<double> momenta = RunningMomenta(graph);
-  double updates = 0;  // bytes
-  double others = 0;
+  double updates = 0;  // bytes of the optimizer's own kernel
+  double beside = 0;   // and of others
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& weight = graph.tensors[t];
     if (weight.kind != TensorKind::kWeight || momenta[t] >= 0) continue;
@@ -130,8 +129,8 @@ LeastUpdate LeastUpdateOf(const Graph& graph, const Cluster& cluster,
     // read and written.
     updates += elements * (width + 2 * state * (1 + moments));
     // The master becomes a parameter; the norm reads the gradient.
-    if (width < state) others += elements * (state + width);
-    if (options.clip > 0) others += elements * width;
+    if (width < state) beside += elements * (state + width);
+    if (options.clip > 0) beside += elements * width;
   }
   double rate = 0;  // of the fastest device
   double host_rate = 0;
@@ -154,11 +153,14 @@ LeastUpdate LeastUpdateOf(const Graph& graph, const Cluster& cluster,
   if (has_hosts && cluster.host) {
     host_rate += cluster.num_nodes() * cluster.host->memory_bandwidth.value;
   }
+  // A stack may make more passes over some optimizers' values.
+  const double on_device =
+      std::min(1.0, cluster.stack.optimizer_traffic) * updates + beside;
+  const double on_hosts = updates + beside;
   LeastUpdate least;
-  least.on_device =
-      (std::min(1.0, cluster.stack.optimizer_traffic) * updates + others) /
-      rate;
-  if (host_rate > 0) least.on_hosts = (updates + others) / host_rate;
+  if (on_hosts == 0) return least;
+  least.seconds = on_device / rate;
+  least.hosts = host_rate / rate * (on_device / on_hosts);
   return least;
 }
 
@@ -213,10 +215,8 @@ StepBound LowerBound(const Graph& graph, const Cluster& cluster,
   const auto devices = static_cast<double>(cluster.devices.size());
   const LeastUpdate update = LeastUpdateOf(graph, cluster, options);
   const double passes = products + others;
-  const double hosts =
-      update.on_hosts > 0 ? update.on_device / update.on_hosts : 0;
   const double seconds = std::max(
-      passes / devices, (passes + update.on_device) / (devices + hosts));
+      passes / devices, (passes + update.seconds) / (devices + update.hosts));
   StepBound bound;
   bound.step_time = {static_cast<int64_t>(seconds * 1e12 * (1 - 1e-9))};
   bound.products = seconds > 0 ? products / (seconds * devices) : 0;

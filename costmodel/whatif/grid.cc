@@ -24,14 +24,6 @@ std::vector<std::vector<std::string>> Products(const std::vector<Axis>& axes) {
   return products;
 }
 
-size_t DevicesUsed(const Plan& plan) {
-  size_t used = 0;
-  for (const DeviceSet& set : DeviceSets(plan.groups)) {
-    used += set.devices.size();
-  }
-  return used;
-}
-
 Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
                      ModelCache& models, Cell& cell) {
   TESSERA_TRY(Case made, MakeCase(scenario, models));
@@ -50,7 +42,7 @@ Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
 Result<Plan> PlanForCell(Case& of, const GridOptions& options) {
   if (options.replan) return BestPlan(of, options.predict, *options.replan);
   if (options.plan == nullptr) return PlanOf(of);
-  const size_t used = DevicesUsed(*options.plan);
+  const size_t used = World(*options.plan).devices.size();
   const size_t devices = of.cluster.devices.size();
   if (IsValid(*of.index, of.cluster, *options.plan)) {
     if (used == devices) return *options.plan;

@@ -159,18 +159,17 @@ bool IsClusterFile(const std::string& text) {
          text.ends_with(".pb");
 }
 
+std::string NodesText(const Cluster& cluster) {
+  const int nodes = cluster.num_nodes();
+  return std::to_string(nodes) + (nodes == 1 ? " node" : " nodes");
+}
+
 Result<Cluster> LoadFor(const Draft& draft, std::vector<std::string>& notes) {
   if (!IsClusterFile(draft.cluster)) {
     if (!draft.nodes && !draft.gpus) return LoadCluster(draft.cluster);
     return LoadCluster(WithCounts(draft));
   }
   TESSERA_TRY(Cluster cluster, LoadCluster(draft.cluster));
-  // Plans of the file's own cluster are not made for it.
-  const auto named = [&](Cluster other) {
-    other.name = cluster.name + " with " + std::to_string(*draft.nodes) +
-                 (*draft.nodes == 1 ? " node" : " nodes");
-    return other;
-  };
   if (draft.gpus) {
     return InvalidInput("'" + draft.cluster +
                             "' is a file, whose devices are all listed; name a "
@@ -180,6 +179,11 @@ Result<Cluster> LoadFor(const Draft& draft, std::vector<std::string>& notes) {
   if (!draft.nodes) return cluster;
   const int own = cluster.num_nodes();
   if (*draft.nodes == own) return cluster;
+  // By its name a plan tells whether it was made for the cluster.
+  const auto named = [&](Cluster other) {
+    other.name = cluster.name + " with " + NodesText(other);
+    return other;
+  };
   if (*draft.nodes > own) {
     auto larger = WithMoreNodes(cluster, static_cast<int>(*draft.nodes));
     if (!larger) return larger.error().At(draft.cluster).At("nodes");
@@ -216,9 +220,7 @@ Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
   }
   const auto reference = ReferenceLink(cluster, row->link_class);
   if (!reference) {
-    notes.push_back(setting.path + ": the cluster of " +
-                    std::to_string(cluster.num_nodes()) +
-                    (cluster.num_nodes() == 1 ? " node" : " nodes") +
+    notes.push_back(setting.path + ": the cluster of " + NodesText(cluster) +
                     " has no such links");
     return {};
   }
