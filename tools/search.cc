@@ -173,7 +173,7 @@ struct Decided {
   size_t fastest = 0;
   size_t chosen = 0;
   std::optional<size_t> baseline;  // the best that is allowed
-  double margin = 0;               // of its time over the fastest's
+  double margin = 0;  // of its time over the fastest's, at least
   std::optional<ErrorBand> band;   // of predictions; none of what was run
 
   bool measured() const { return choices[fastest].measured.has_value(); }
@@ -224,17 +224,14 @@ Decided Decide(const Options& options, const Inputs& inputs,
         add(baseline->name, baseline->plan, baseline->evaluation);
     simple.push_back(*decided.baseline);
   }
-  if (uniform) simple.push_back(*uniform);
+  if (uniform && uniform != decided.baseline) simple.push_back(*uniform);
 
+  decided.band = StepTimeBand(inputs.cluster, result.evaluation.sources);
   if (options.confirm > 0 && !interrupted) {
+    // Sharing makes no plan faster: what is slower without it than a plan with
+    // it, and no simpler answer either, needs no simulation.
     Duration fastest{std::numeric_limits<int64_t>::max()};
     std::vector<size_t> round;
-    const auto confirm = [&](size_t i) {
-      if (choices[i].score.feasible && !choices[i].confirmed &&
-          !evaluator.IsTooLargeToExplain(choices[i].plan)) {
-        round.push_back(i);
-      }
-    };
     const auto end_round = [&] {
       ForEach(ThreadCount(options.threads), round.size(), [&](size_t r) {
         Choice& choice = choices[round[r]];
@@ -245,13 +242,19 @@ Decided Decide(const Options& options, const Inputs& inputs,
       }
       round.clear();
     };
-    for (const size_t i : simple) confirm(i);
+    const auto confirm = [&](size_t i, double within) {
+      const Choice& choice = choices[i];
+      if (choice.score.feasible && !choice.confirmed &&
+          choice.score.step_time.seconds() < fastest.seconds() * within &&
+          !evaluator.IsTooLargeToExplain(choice.plan)) {
+        round.push_back(i);
+      }
+      if (round.size() == kAtOnce) end_round();
+    };
+    for (size_t i = 0; i < choices.size(); ++i) confirm(i, 1);
     end_round();
-    // Sharing makes no plan faster: what is slower without it needs no more.
-    for (size_t i = 0; i < choices.size(); ++i) {
-      if (choices[i].score.step_time < fastest) confirm(i);
-      if (round.size() == kAtOnce || i + 1 == choices.size()) end_round();
-    }
+    for (const size_t i : simple) confirm(i, 1 + decided.band->median);
+    end_round();
   }
   const auto better = [&](size_t a, size_t b) {
     if (!choices[a].score.feasible || !choices[b].score.feasible) {
@@ -268,7 +271,6 @@ Decided Decide(const Options& options, const Inputs& inputs,
     return choices[i].time().seconds() / fastest.time().seconds() - 1;
   };
   if (decided.baseline) decided.margin = over(*decided.baseline);
-  decided.band = StepTimeBand(inputs.cluster, result.evaluation.sources);
   if (options.prefer != "simple" || !fastest.score.feasible) return decided;
   for (const size_t i : simple) {
     if (!choices[i].score.feasible || over(i) >= decided.band->median) continue;
@@ -384,8 +386,11 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided) {
   } else if (*decided.baseline == decided.fastest) {
     margin = "the fastest plan found is a baseline, " + baseline.kind;
   } else {
+    // Where it is slower without shared links than the fastest with them, it is
+    // known without alone.
+    const bool at_least = fastest.confirmed && !baseline.confirmed;
     margin = "the best baseline, " + baseline.kind + ", takes " +
-             FormatPercent(decided.margin) +
+             (at_least ? "at least " : "") + FormatPercent(decided.margin) +
              " longer than the fastest plan found (" +
              FormatTime(fastest.measured.value_or(fastest.time())) + ")";
     if (decided.band) {
@@ -548,9 +553,11 @@ Result<int> RunSearch(const Options& options) {
         CheckMeasurable(options, inputs.graph, inputs.cluster));
   }
 
-  const Evaluator evaluator(inputs.graph, inputs.cluster,
-                            inputs.profile_or_null(), options.training,
-                            Evaluator::kMostInSearch);
+  // Never taken apart, as the process ends behind it: of large models what it
+  // remembers is a million pieces.
+  static const Evaluator& evaluator =
+      *new Evaluator(inputs.graph, inputs.cluster, inputs.profile_or_null(),
+                     options.training, Evaluator::kMostInSearch);
   SearchSpace space(inputs.graph, inputs.cluster);
   TESSERA_TRY(space.constraints,
               ConstraintsOf(options, space.index, inputs.cluster));
