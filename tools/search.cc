@@ -173,7 +173,7 @@ struct Decided {
   size_t fastest = 0;
   size_t chosen = 0;
   std::optional<size_t> baseline;  // the best that is allowed
-  double margin = 0;  // of its time over the fastest's, at least
+  double margin = 0;               // of its time over the fastest's, at least
   std::optional<ErrorBand> band;   // of predictions; none of what was run
 
   bool measured() const { return choices[fastest].measured.has_value(); }
@@ -477,6 +477,7 @@ Json StatisticsJson(const SearchResult& result) {
                                       {"step_time_s",
                                        point.step_time.seconds()}});
                                })},
+       {"shared_links", result.shares_links},
        {"stalled", result.stalled}});
 }
 
@@ -565,6 +566,7 @@ Result<int> RunSearch(const Options& options) {
   PrintWarnings(inputs);
   SearchOptions search = SearchOptionsOf(options);
   search.candidates = static_cast<size_t>(std::max(1, options.confirm));
+  search.share_links = options.confirm > 0;
   TESSERA_TRY(search.starts, StartsOf(options, inputs, space));
   search.stop = &CatchInterrupts();
   if (!options.output.empty()) {

@@ -37,6 +37,10 @@ constexpr size_t kMaxUniform = 1'000'000;
 // among many.
 constexpr int64_t kMoreExplained = 2;
 
+// How many times less is simulated for each plan that a walk goes to: what takes
+// up to a tenth of a second.
+constexpr int64_t kLessQuick = 20;
+
 // Of the smallest device of a set.
 Bytes LeastMemory(const Cluster& cluster, const DeviceSet& set) {
   Bytes least = cluster.TypeOf(set.devices[0]).memory;
@@ -865,6 +869,14 @@ Timeline Evaluator::Simulate(const TaskGraph& tasks, bool share_links) const {
 Duration Evaluator::SharedStepTime(const Plan& plan) const {
   const TaskGraph tasks = Lower(facts_, plan);
   return Simulate(tasks, /*share_links=*/true).step_time;
+}
+
+std::optional<Duration> Evaluator::QuickSharedStepTime(const Plan& plan) const {
+  if (std::ssize(graph_.nodes) * plan.microbatches * kLessQuick >
+      most_simulated_) {
+    return std::nullopt;
+  }
+  return SharedStepTime(plan);
 }
 
 bool Evaluator::IsTooLargeToExplain(const Plan& plan) const {

@@ -25,6 +25,24 @@ constexpr double kWalkEnd = 0.9;
 // The part of a time limit without an improvement after which a walk ends.
 constexpr double kPatience = 0.5;
 
+// Whether a plan is known to lose time on shared links.
+bool LosesOnLinks(const Objective& objective, const FoundPlan& found) {
+  if (!found.evaluation.feasible()) return false;
+  const auto shared = objective.QuickSharedStepTime(found.plan);
+  return shared && shared->seconds() >
+                       (1 + kShared) * found.evaluation.step_time.seconds();
+}
+
+// Whether one of the likely starts does.
+bool LosesOnLinks(const Objective& objective, const Starts& starts) {
+  std::vector<const Plan*> likely = {&starts.ranked[0]};
+  if (starts.other) likely.push_back(&*starts.other);
+  if (starts.unlike) likely.push_back(&*starts.unlike);
+  return std::ranges::any_of(likely, [&](const Plan* plan) {
+    return LosesOnLinks(objective, {*plan, objective.Evaluate(*plan)});
+  });
+}
+
 // Rounds without an improvement after which a ladder starts anew: a round for
 // each node of the graph, at least these, and twice as many as led to the best.
 // That takes tens of thousands of proposals of all but the smallest graphs.
@@ -34,22 +52,45 @@ constexpr int64_t kLeastRounds = 8;
 
 Chain::Chain(const SearchSpace& space, const Objective& objective,
              std::span<const Move> moves, Plan start, double temperature,
-             Rng rng, Duration unit, bool folded)
+             Rng rng, Duration unit, bool folded, bool shares_links)
     : objective_(objective),
       moves_(moves),
       folded_(folded),
+      shares_links_(shares_links),
       draft_(space, std::move(start)),
-      evaluation_(
-          objective.EvaluateChange(draft_.plan(), {true, {}, {}}, basis_)),
-      bests_{{draft_.plan(), evaluation_}},
       time_unit_(static_cast<double>(unit.picoseconds)),
       rng_(rng) {
-  SetUnit();
   draft_.Fold(folded);
+  PriceStart();
+  bests_ = {{draft_.plan(), evaluation_}};
   statistics_.temperature = temperature;
   statistics_.moves.resize(moves.size());
   statistics_.start = evaluation_;
   statistics_.best = evaluation_;
+}
+
+void Chain::PriceStart() {
+  basis_ = nullptr;
+  evaluation_ =
+      objective_.EvaluateChange(draft_.plan(), {true, {}, {}}, basis_);
+  ShareLinks(draft_.plan(), evaluation_);
+  SetUnit();
+}
+
+bool Chain::ShareLinks(const Plan& plan, Evaluation& evaluation) const {
+  if (!shares_links_ || !evaluation.feasible()) return true;
+  const auto shared = objective_.QuickSharedStepTime(plan);
+  if (shared) evaluation.step_time = *shared;
+  return shared.has_value();
+}
+
+void Chain::BeginSharing() {
+  shares_links_ = true;
+  ShareLinks(draft_.plan(), evaluation_);
+  bests_ = {bests_.back()};
+  ShareLinks(bests_[0].plan, bests_[0].evaluation);
+  statistics_.best = bests_[0].evaluation;
+  SeeBest();
 }
 
 void Chain::SetUnit() {
@@ -71,13 +112,16 @@ double Chain::Cost(const Evaluation& evaluation) const {
          unit_;
 }
 
-bool Chain::Accepts(const Evaluation& evaluation, double log_ratio) {
+bool Chain::Accepts(const Evaluation& evaluation, double log_ratio,
+                    std::optional<double>& uniform) {
   if (evaluation.feasible() && !evaluation_.feasible()) return true;
   if (evaluation_.feasible() && !evaluation.feasible()) return false;
   const double exponent =
       (Cost(evaluation_) - Cost(evaluation)) / statistics_.temperature +
       log_ratio;
-  return exponent >= 0 || rng_.Uniform01() < std::exp(exponent);
+  if (exponent >= 0) return true;
+  if (!uniform) uniform = rng_.Uniform01();
+  return *uniform < std::exp(exponent);
 }
 
 bool Chain::Step() {
@@ -95,7 +139,10 @@ bool Chain::Step() {
       objective_.EvaluateChange(draft_.plan(), draft_.change(), basis);
   const bool becomes_feasible =
       evaluation.feasible() && !evaluation_.feasible();
-  if (!Accepts(evaluation, *log_ratio)) {
+  std::optional<double> uniform;
+  const auto accepts = [&] { return Accepts(evaluation, *log_ratio, uniform); };
+  if (!accepts() || (shares_links_ &&
+                     (!ShareLinks(draft_.plan(), evaluation) || !accepts()))) {
     draft_.Undo();
     return false;
   }
@@ -122,10 +169,7 @@ void Chain::SeeBest() {
 void Chain::Restart(Plan start) {
   draft_ = Draft(draft_.space(), std::move(start));
   draft_.Fold(folded_);
-  basis_ = nullptr;
-  evaluation_ =
-      objective_.EvaluateChange(draft_.plan(), {true, {}, {}}, basis_);
-  SetUnit();
+  PriceStart();
   SeeBest();
 }
 
@@ -159,8 +203,9 @@ class Walk {
  public:
   Walk(const SearchSpace& space, const Objective& objective,
        const SearchOptions& options, const Starts& starts, const Score& best,
-       const SearchClock& clock)
+       bool shares_links, const SearchClock& clock)
       : space_(space),
+        objective_(objective),
         options_(options),
         starts_(starts),
         clock_(clock),
@@ -169,6 +214,7 @@ class Walk {
                                         std::ssize(space.index.graph->nodes))),
         ladders_(static_cast<size_t>((options.chains + kRungs - 1) / kRungs)),
         rng_(options.seed, uint64_t{1} << 33),
+        shares_links_(shares_links),
         best_(best),
         improved_(clock.Seconds()) {
     for (int c = 0; c < options.chains; ++c) {
@@ -180,7 +226,8 @@ class Walk {
                : StartOf(space, moves_, starts, c, options.seed),
           TemperatureOf(options, c % kRungs),
           Rng(options.seed, static_cast<uint64_t>(c)),
-          best.feasible ? best.step_time : Duration{}, IsFolded(starts, c));
+          best.feasible ? best.step_time : Duration{}, IsFolded(starts, c),
+          shares_links);
       quota_.push_back(options.proposals / options.chains +
                        (c < options.proposals % options.chains ? 1 : 0));
     }
@@ -208,6 +255,7 @@ class Walk {
   const std::vector<SwapStatistics>& swaps() const { return swaps_; }
   bool stalled() const { return stalled_; }
   int64_t restarts() const { return restarts_; }  // of ladders
+  bool shares_links() const { return shares_links_; }
 
  private:
   // Chains c with c / kRungs = its place.
@@ -241,6 +289,7 @@ class Walk {
   void EndRound() {
     next_ = 0;
     bool all_done = options_.proposals > 0;
+    bool improved = false;
     int64_t proposals = 0;
     for (size_t c = 0; c < chains_.size(); ++c) {
       const ChainStatistics& statistics = chains_[c].statistics();
@@ -249,8 +298,14 @@ class Walk {
       const Score best = ScoreOf(statistics.best);
       if (!Better(best, best_)) continue;
       best_ = best;
+      improved = true;
       improved_ = clock_.Seconds();
       to_keep_ = &chains_[c];
+    }
+    if (improved && options_.share_links && !shares_links_ &&
+        LosesOnLinks(objective_,
+                     {to_keep_->best(), to_keep_->statistics().best})) {
+      BeginSharing();
     }
     const double now = clock_.Seconds();
     stalled_ = options_.time_limit > 0 &&
@@ -279,6 +334,18 @@ class Walk {
     ++rounds_;
   }
 
+  void BeginSharing() {
+    shares_links_ = true;
+    best_ = {};
+    for (Chain& chain : chains_) {
+      chain.BeginSharing();
+      const Score best = ScoreOf(chain.statistics().best);
+      if (!Better(best, best_)) continue;
+      best_ = best;
+      to_keep_ = &chain;
+    }
+  }
+
   // A ladder that has found nothing better for long starts anew from random
   // plans: where one way down has ended, another one may lead further.
   void FindRestarts() {
@@ -301,6 +368,7 @@ class Walk {
   }
 
   const SearchSpace& space_;
+  const Objective& objective_;
   const SearchOptions& options_;
   const Starts& starts_;
   const SearchClock& clock_;
@@ -315,6 +383,7 @@ class Walk {
   std::atomic<size_t> next_ = 0;
   bool done_ = false;
   bool stalled_ = false;
+  bool shares_links_;
   size_t rounds_ = 0;
   Score best_;
   double improved_;  // when, seconds
@@ -323,11 +392,13 @@ class Walk {
   double kept_ = 0;
 };
 
+bool Faster(const FoundPlan& a, const FoundPlan& b) {
+  return Better(a.evaluation, b.evaluation);
+}
+
 // The `count` best of all that are far enough apart.
 std::vector<FoundPlan> BestOf(std::vector<FoundPlan> all, size_t count) {
-  std::ranges::stable_sort(all, [](const FoundPlan& a, const FoundPlan& b) {
-    return Better(a.evaluation, b.evaluation);
-  });
+  std::ranges::stable_sort(all, Faster);
   std::vector<FoundPlan> best;
   for (FoundPlan& found : all) {
     if (best.size() == count) break;
@@ -358,15 +429,39 @@ Result<SearchResult> Search(const SearchSpace& space,
   result.baselines = std::move(starts.all_baselines);
   result.uniform = std::move(starts.uniform);
   result.uniform_strategies = starts.uniform_strategies;
-  result.best = starts.ranked[0];
-  result.evaluation = objective.Evaluate(result.best);
+  result.shares_links = options.share_links && LosesOnLinks(objective, starts);
+  // From here on to the end step times are those of the walk.
+  const auto share = [&](const Plan& plan, Evaluation& evaluation) {
+    if (!result.shares_links || !evaluation.feasible()) return;
+    evaluation.step_time =
+        objective.QuickSharedStepTime(plan).value_or(evaluation.step_time);
+  };
+  std::vector<FoundPlan> ranked;
+  for (const Plan& plan : starts.ranked) {
+    ranked.push_back({plan, objective.Evaluate(plan)});
+    share(plan, ranked.back().evaluation);
+  }
+  if (result.shares_links) {
+    std::ranges::stable_sort(ranked, Faster);
+    std::ranges::transform(ranked, starts.ranked.begin(), &FoundPlan::plan);
+  }
+  result.best = ranked[0].plan;
+  result.evaluation = ranked[0].evaluation;
   if (options.keep && result.evaluation.feasible()) options.keep(result.best);
 
   Walk walk(space, objective, options, starts, ScoreOf(result.evaluation),
-            clock);
+            result.shares_links, clock);
   walk.Run(ThreadCount(options.threads));
 
+  result.shares_links = walk.shares_links();
+  share(result.best, result.evaluation);
   std::vector<FoundPlan> found = {{result.best, result.evaluation}};
+  if (result.shares_links) {
+    for (FoundPlan& start : ranked) {
+      share(start.plan, start.evaluation);
+      found.push_back(std::move(start));
+    }
+  }
   result.stalled = walk.stalled();
   result.swaps = walk.swaps();
   result.restarts = walk.restarts();
@@ -392,15 +487,33 @@ Result<SearchResult> Search(const SearchSpace& space,
       result.evaluation = statistics.best;
     }
   }
-  if (MakeCanonical(space, result.best)) {
+  FoundPlan tidy = {result.best, {}};
+  if (MakeCanonical(space, tidy.plan)) {
+    tidy.evaluation = objective.Evaluate(tidy.plan);
     Tidy(
-        space, objective, [&] { return clock.StoppedOrPast(1); }, result.best,
-        result.evaluation);
+        space, objective, [&] { return clock.StoppedOrPast(1); }, tidy.plan,
+        tidy.evaluation);
+    share(tidy.plan, tidy.evaluation);
+    if (!Better(result.evaluation, tidy.evaluation)) {
+      result.best = tidy.plan;
+      result.evaluation = tidy.evaluation;
+    }
   }
-  // Tidy makes plans no worse: its plan comes first among equals.
+  // A tidy plan that is no worse comes first among equals.
   found.insert(found.begin(), {result.best, result.evaluation});
-  std::ranges::move(starts.priced, std::back_inserter(found));
+  for (FoundPlan& priced : starts.priced) {
+    if (Better(priced.evaluation, result.evaluation)) {
+      share(priced.plan, priced.evaluation);
+    }
+    found.push_back(std::move(priced));
+  }
   result.candidates = BestOf(std::move(found), options.candidates);
+  if (result.shares_links) {
+    for (FoundPlan& candidate : result.candidates) {
+      candidate.evaluation = objective.Evaluate(candidate.plan);
+    }
+    result.evaluation = objective.Evaluate(result.best);
+  }
   for (FoundPlan& candidate : result.candidates) {
     NameAxes(space.index, candidate.plan);
   }

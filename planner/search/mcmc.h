@@ -15,6 +15,10 @@
 // since it started takes no other, and exchanges with none. Until then c(x) is
 // the overflow of the fullest device, over that of the chain's start.
 //
+// Where links are shared, a candidate that would be accepted is priced again
+// with what is lost on them, and c is the step time with that: sharing makes no
+// plan faster, so that what is rejected without it is rejected with it.
+//
 // A ladder that has found nothing better for long starts anew from random
 // plans; what it had found stays found.
 //
@@ -49,6 +53,7 @@ inline constexpr int kRound = 64;  // steps of each chain between exchanges
 inline constexpr double kKeepInterval = 2;      // seconds
 inline constexpr double kReportInterval = 0.1;  // seconds
 inline constexpr double kApart = 0.005;  // of candidates, of the step time
+inline constexpr double kShared = 0.01;  // of the step time
 
 struct SearchOptions {
   uint64_t seed = 0;
@@ -64,6 +69,10 @@ struct SearchOptions {
   // explore.
   double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
+  // Whether walks count what is lost on shared links: where that is known
+  // quickly, from the start if one of the likely starts loses more than kShared
+  // of its step so, or else from the first best plan on that does.
+  bool share_links = false;
   // Called at most ten times a second, one call at a time, or never.
   std::function<void(const SearchProgress&)> progress;
   // Called with the best plan so far that fits, where there is a better one,
@@ -111,8 +120,11 @@ struct FoundPlan {
 };
 
 struct SearchResult {
+  // By the step time with what is lost on shared links, where walks counted it.
+  // Evaluations are without, but for those of chains and their traces.
   Plan best;
   Evaluation evaluation;
+  bool shares_links = false;
   // The best plan, then others in the order of their step times, each slower
   // than the one before by kApart at least, so that what a better model makes
   // of them differs: from what the chains have had for their best, the uniform
@@ -140,13 +152,18 @@ class Chain {
 
   // `space`, `objective` and `moves` outlive it. `unit` is the step time that
   // costs are in; zero: the start's. A chain that is `folded` changes equal
-  // layers of a stage together. REQUIRES: `start` is canonical.
+  // layers of a stage together; one that `shares_links` counts what is lost on
+  // them, and goes to no plan of which that is not known. REQUIRES: `start` is
+  // canonical.
   Chain(const SearchSpace& space, const Objective& objective,
         std::span<const Move> moves, Plan start, double temperature, Rng rng,
-        Duration unit = {}, bool folded = false);
+        Duration unit = {}, bool folded = false, bool shares_links = false);
 
   // One proposal; whether it was accepted.
   bool Step();
+  // From here on counts what is lost on shared links. Of the plans that were
+  // its best it keeps the last.
+  void BeginSharing();
   // Goes on from another plan. REQUIRES: `start` is canonical.
   void Restart(Plan start);
   // One proposed exchange of plans; whether it was accepted.
@@ -166,14 +183,22 @@ class Chain {
   // feasible was met.
   double Cost(const Evaluation& evaluation) const;
   void SetUnit();
+  // Prices the plan that it starts from.
+  void PriceStart();
+  // Adds what is lost on shared links to a plan's step time. False where that
+  // is not known.
+  bool ShareLinks(const Plan& plan, Evaluation& evaluation) const;
   // Remembers the current plan where it is the best so far.
   void SeeBest();
-  // Draws whether the chain goes to a candidate.
-  bool Accepts(const Evaluation& evaluation, double log_ratio);
+  // Whether the chain goes to a candidate: `uniform`, from [0, 1), decides, and
+  // is drawn when it first does.
+  bool Accepts(const Evaluation& evaluation, double log_ratio,
+               std::optional<double>& uniform);
 
   const Objective& objective_;
   std::span<const Move> moves_;
   bool folded_;
+  bool shares_links_;
   Draft draft_;
   std::shared_ptr<const PlanBasis> basis_;  // of the draft's plan
   Evaluation evaluation_;

@@ -84,6 +84,11 @@ class Objective {
     (void)basis;
     return Evaluate(plan);
   }
+  // The step time with what is lost on shared links, no less than Evaluate's; or
+  // nothing, where that takes far longer to find. Thread-safe, as above.
+  virtual std::optional<Duration> QuickSharedStepTime(const Plan&) const {
+    return std::nullopt;
+  }
   // The score of PlanFromStrategy's plan, or nothing where it gives none. What
   // a sweep over uniform strategies asks for: who knows strategies it was asked
   // for before need not build their plans again.

@@ -95,6 +95,21 @@ TEST(Evaluator, ExplainsNoMoreThanItMaySimulate) {
   EXPECT_EQ(explained.devices[1].memory, explained.memory[1]);
 }
 
+TEST(Evaluator, SharesLinksOfWhatIsSimulatedQuickly) {
+  const Graph graph = Example("gpt2-tiny", 256, DType::kFloat32);
+  const Cluster cluster = MakeCluster("g4dn.12xlarge:2").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {},
+                            20 * 2 * std::ssize(graph.nodes));
+  const Plan quick = Uniform(graph, cluster, "dp=4,pp=2,mbs=4");
+  ASSERT_EQ(quick.microbatches, 2);
+  EXPECT_EQ(evaluator.QuickSharedStepTime(quick),
+            evaluator.Explain(quick).step_time);
+  EXPECT_GT(evaluator.QuickSharedStepTime(quick),
+            evaluator.Evaluate(quick).step_time);
+  const Plan slow = Uniform(graph, cluster, "dp=4,pp=2,mbs=2");
+  EXPECT_EQ(evaluator.QuickSharedStepTime(slow), std::nullopt);
+}
+
 // Remembered or not, to the picosecond: no two strategies are taken for one
 // another, though each of these differs from the first in one thing.
 TEST(Evaluator, UniformStrategiesScoreAsTheirPlans) {

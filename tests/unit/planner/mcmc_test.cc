@@ -35,20 +35,28 @@ Plan Uniform(const SearchSpace& space, std::string_view text) {
 }
 
 // A cost between 1000 and 1100 that depends on everything and on nothing in
-// particular.
+// particular, and up to 100 more on shared links.
 class HashObjective : public Objective {
  public:
   Evaluation Evaluate(const Plan& plan) const override {
     Evaluation evaluation;
-    evaluation.step_time = {
-        1000 + static_cast<int64_t>(
-                   Mix64(std::hash<std::string>()(StateOf(plan))) % 101)};
+    evaluation.step_time = {1000 + Hash(plan) % 101};
     return evaluation;
+  }
+  std::optional<Duration> QuickSharedStepTime(const Plan& plan) const override {
+    return Evaluate(plan).step_time + Duration{Hash(plan) / 101 % 101};
+  }
+
+ private:
+  static int64_t Hash(const Plan& plan) {
+    return static_cast<int64_t>(
+        Mix64(std::hash<std::string>()(StateOf(plan))) >> 1);
   }
 };
 
-// The chain's visits against exp(-cost / T), state by state.
-TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
+// The chain's visits against exp(-cost / T), state by state; the cost is
+// without or with what is lost on shared links.
+void ExpectBoltzmannWeights(bool shares_links) {
   const Graph graph = TwoLayerGraph(2, 2, 2);
   const Cluster cluster = Ranks(2);
   const SearchSpace space(graph, cluster);
@@ -56,13 +64,15 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
   const Plan start = Uniform(space, "");
   std::map<std::string, double> weights;
   const double temperature = 0.05;
-  const double unit =
-      static_cast<double>(objective.Evaluate(start).step_time.picoseconds);
+  const auto step_time = [&](const Plan& plan) {
+    const Duration time = shares_links ? *objective.QuickSharedStepTime(plan)
+                                       : objective.Evaluate(plan).step_time;
+    return static_cast<double>(time.picoseconds);
+  };
+  const double unit = step_time(start);
   double total = 0;
   ForEachPlan(space, start, [&](const Plan& plan) {
-    const double cost =
-        static_cast<double>(objective.Evaluate(plan).step_time.picoseconds) /
-        unit;
+    const double cost = step_time(plan) / unit;
     total += weights[StateOf(plan)] = std::exp(-cost / temperature);
     return true;
   });
@@ -82,7 +92,8 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
       moves.push_back(move);
     }
   }
-  Chain chain(space, objective, moves, start, temperature, Rng(5));
+  Chain chain(space, objective, moves, start, temperature, Rng(5), {},
+              /*folded=*/false, shares_links);
   // Visits are correlated, so that the error is estimated from batch means.
   constexpr int kBatches = 40;
   constexpr int kSteps = 30'000;
@@ -114,6 +125,12 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
   EXPECT_LE(beyond_three_sigma, 40);
   // Mean of t^2 with 39 degrees of freedom is 39 / 37.
   EXPECT_NEAR(chi / static_cast<double>(weights.size()), 39.0 / 37, 0.35);
+}
+TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
+  ExpectBoltzmannWeights(false);
+}
+TEST(Mcmc, CountsWhatIsLostOnSharedLinks) {
+  ExpectBoltzmannWeights(true);
 }
 
 // Two chains that exchange their plans: both must visit states by the Boltzmann
@@ -253,13 +270,16 @@ TEST(Mcmc, SamePlanForAnyNumberOfThreads) {
   }
 }
 
-// All plans cost the same.
+// All plans cost the same, and links lose nothing.
 class FlatObjective : public Objective {
  public:
   Evaluation Evaluate(const Plan&) const override {
     Evaluation evaluation;
     evaluation.step_time = {1000};
     return evaluation;
+  }
+  std::optional<Duration> QuickSharedStepTime(const Plan&) const override {
+    return Duration{1000};
   }
 };
 
@@ -323,6 +343,124 @@ TEST(Mcmc, NeverWorseThanTheBaselinesAndValid) {
   EXPECT_EQ(result->evaluation, objective.Evaluate(result->best));
   EXPECT_LT(result->evaluation.step_time,
             objective.Evaluate(Uniform(space, "")).step_time);
+}
+
+// The toy's costs, and half as much again with a single microbatch. Plans of
+// `unknown` microbatches take too long to be seen.
+class SharingObjective : public ToyObjective {
+ public:
+  explicit SharingObjective(const Graph& graph, int unknown = 0)
+      : ToyObjective(graph), unknown_(unknown) {}
+  std::optional<Duration> QuickSharedStepTime(const Plan& plan) const override {
+    if (plan.microbatches == unknown_) return std::nullopt;
+    const Duration time = Evaluate(plan).step_time;
+    return plan.microbatches > 1 ? time : Duration{time.picoseconds * 3 / 2};
+  }
+
+ private:
+  int unknown_;
+};
+
+TEST(Mcmc, FindsWhatIsFastestOnSharedLinks) {
+  const Graph graph = MlpGraph(3, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const SharingObjective objective(graph);
+  const auto shared = [&](const Plan& plan) {
+    return *objective.QuickSharedStepTime(plan);
+  };
+  SearchOptions options;
+  options.proposals = 4'000;
+  options.time_limit = 0;
+  options.candidates = 4;
+  const auto without = Search(space, objective, options);
+  ASSERT_TRUE(without.has_value());
+  EXPECT_FALSE(without->shares_links);
+  ASSERT_EQ(without->best.microbatches, 1);
+  options.share_links = true;
+  const auto with = Search(space, objective, options);
+  ASSERT_TRUE(with.has_value());
+  EXPECT_TRUE(with->shares_links);
+  EXPECT_GT(with->best.microbatches, 1);
+  EXPECT_LT(shared(with->best), shared(without->best));
+  // Evaluations are without all the same, and the best comes first.
+  EXPECT_EQ(with->evaluation, objective.Evaluate(with->best));
+  EXPECT_EQ(with->candidates[0].plan, with->best);
+  for (const FoundPlan& found : with->candidates) {
+    EXPECT_EQ(found.evaluation, objective.Evaluate(found.plan));
+    EXPECT_GE(shared(found.plan), shared(with->best));
+  }
+  for (const Baseline& baseline : with->baselines) {
+    EXPECT_GE(shared(baseline.plan), shared(with->best)) << baseline.name;
+    EXPECT_EQ(baseline.evaluation, objective.Evaluate(baseline.plan));
+  }
+}
+
+// What is faster than `limit` loses half as much again.
+class LosingObjective : public ToyObjective {
+ public:
+  LosingObjective(const Graph& graph, Duration limit)
+      : ToyObjective(graph), limit_(limit) {}
+  std::optional<Duration> QuickSharedStepTime(const Plan& plan) const override {
+    const Duration time = Evaluate(plan).step_time;
+    return time < limit_ ? Duration{time.picoseconds * 3 / 2} : time;
+  }
+
+ private:
+  Duration limit_;
+};
+
+TEST(Mcmc, LooksAtSharedLinksOnceTheBestPlanLosesOnThem) {
+  const Graph graph = MlpGraph(3, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  SearchOptions options;
+  options.proposals = 4'000;
+  options.time_limit = 0;
+  options.share_links = true;
+  const auto without = Search(space, ToyObjective(graph), options);
+  ASSERT_TRUE(without.has_value());
+  // The best start loses nothing, and whatever a walk finds better does.
+  Duration start = without->chains[0].start.step_time;
+  for (const ChainStatistics& chain : without->chains) {
+    start = std::min(start, chain.start.step_time);
+  }
+  ASSERT_LT(without->evaluation.step_time, start);
+  const LosingObjective objective(graph, start);
+  const auto with = Search(space, objective, options);
+  ASSERT_TRUE(with.has_value());
+  EXPECT_TRUE(with->shares_links);
+  EXPECT_EQ(objective.QuickSharedStepTime(with->best), start);
+}
+
+TEST(Mcmc, GoesToNoPlanWhoseSharedLinksAreUnknown) {
+  const Graph graph = MlpGraph(2, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const SharingObjective objective(graph, /*unknown=*/2);
+  Chain chain(space, objective, Moves(), Uniform(space, "tp=4"), 0.1, Rng(3),
+              {}, /*folded=*/false, /*shares_links=*/true);
+  int microbatched = 0;
+  for (int i = 0; i < 3'000; ++i) {
+    chain.Step();
+    ASSERT_NE(chain.plan().microbatches, 2);
+    microbatched += chain.plan().microbatches > 2;
+  }
+  EXPECT_GT(microbatched, 0);
+}
+
+TEST(Mcmc, LinksThatLoseNothingAreNotLookedAt) {
+  const Graph graph = TwoLayerGraph(2, 2, 2);
+  const Cluster cluster = Ranks(2);
+  const SearchSpace space(graph, cluster);
+  SearchOptions options;
+  options.proposals = 200;
+  options.time_limit = 0;
+  options.share_links = true;
+  EXPECT_FALSE(Search(space, FlatObjective(), options)->shares_links);
+  // Not known.
+  EXPECT_FALSE(
+      Search(space, SharingObjective(graph, 1), options)->shares_links);
 }
 
 TEST(Mcmc, ComparesWithDataParallelismWhateverTheTime) {
