@@ -37,8 +37,8 @@ constexpr size_t kMaxUniform = 1'000'000;
 // among many.
 constexpr int64_t kMoreExplained = 2;
 
-// How many times less is simulated for each plan that a walk goes to: what takes
-// up to a tenth of a second.
+// How many times less is simulated for each plan that a walk goes to: what
+// takes up to a tenth of a second.
 constexpr int64_t kLessQuick = 20;
 
 // Of the smallest device of a set.

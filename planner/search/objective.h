@@ -84,8 +84,8 @@ class Objective {
     (void)basis;
     return Evaluate(plan);
   }
-  // The step time with what is lost on shared links, no less than Evaluate's; or
-  // nothing, where that takes far longer to find. Thread-safe, as above.
+  // The step time with what is lost on shared links, no less than Evaluate's;
+  // or nothing, where that takes far longer to find. Thread-safe, as above.
   virtual std::optional<Duration> QuickSharedStepTime(const Plan&) const {
     return std::nullopt;
   }
