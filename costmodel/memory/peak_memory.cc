@@ -130,43 +130,62 @@ void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
   }
   for (Account& account : accounts) account.Note();
 
+  // The last task that uses a buffer, by the root of its values.
+  std::vector<size_t> root(tasks.values.size());
+  for (size_t v = 0; v < root.size(); ++v) {
+    root[v] = tasks.Root(ValueId(v)).index();
+  }
+  std::vector<size_t> last(tasks.values.size(), 0);
+  const auto each = [](const Task& task, auto&& see) {
+    for (ValueId id : task.reads) see(id);
+    for (ValueId id : task.writes) see(id);
+  };
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    each(tasks.tasks[t], [&](ValueId id) { last[root[id.index()]] = t; });
+  }
+
   Staging staging(tasks);
-  const auto frees = LastUses(tasks);
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
     if (task.group == tasks.world) continue;
     const auto& here = of_group[task.group.index()];
-    for (const auto* ids : {&task.reads, &task.writes}) {
-      for (ValueId id : *ids) {
-        const size_t root = tasks.Root(id).index();
-        if (held[root] || tasks.values[root].tier != tier) continue;
-        held[root] = true;
-        for (size_t a = 0; a < here.size(); ++a) {
-          here[a]->Add(tasks.values[root].category, bytes[first[root] + a]);
-        }
+    each(task, [&](ValueId id) {
+      const size_t r = root[id.index()];
+      if (held[r] || tasks.values[r].tier != tier) return;
+      held[r] = true;
+      for (size_t a = 0; a < here.size(); ++a) {
+        here[a]->Add(tasks.values[r].category, bytes[first[r] + a]);
       }
-    }
+    });
     const bool stages = tier == MemoryTier::kDevice &&
                         (task.kind == TaskKind::kComm || task.peer.valid());
-    for (size_t a = 0; a < here.size(); ++a) {
+    for (Account* account : here) {
       const std::optional<int> position =
-          here[a]->positions[task.group.index()];
+          account->positions[task.group.index()];
       const Bytes staged = stages ? staging.Of(task, *position) : Bytes{};
       const Bytes scratch =
           tier == MemoryTier::kDevice
               ? ScratchBytes(task, tasks.values, tasks.group(task.group),
                              position == kLargest ? std::nullopt : position)
               : Bytes{};
-      here[a]->Add(MemoryCategory::kCommunication, staged);
-      here[a]->Add(MemoryCategory::kWorkspace, scratch);
-      here[a]->Note();
-      here[a]->Remove(MemoryCategory::kWorkspace, scratch);
-      here[a]->Remove(MemoryCategory::kCommunication, staged);
-      for (ValueId id : frees[t]) {
-        if (tasks.value(id).tier != tier) continue;
-        here[a]->Remove(tasks.value(id).category, bytes[first[id.index()] + a]);
-      }
+      account->Add(MemoryCategory::kCommunication, staged);
+      account->Add(MemoryCategory::kWorkspace, scratch);
+      account->Note();
+      account->Remove(MemoryCategory::kWorkspace, scratch);
+      account->Remove(MemoryCategory::kCommunication, staged);
     }
+    // What is used twice by its last task ends once.
+    each(task, [&](ValueId id) {
+      const size_t r = root[id.index()];
+      const Value& value = tasks.values[r];
+      if (last[r] != t || !held[r] || value.persistent || value.tier != tier) {
+        return;
+      }
+      held[r] = false;
+      for (size_t a = 0; a < here.size(); ++a) {
+        here[a]->Remove(value.category, bytes[first[r] + a]);
+      }
+    });
   }
 }
 

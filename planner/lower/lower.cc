@@ -98,59 +98,58 @@ class Assembler {
     return it == ports_.end() ? ValueId() : it->second;
   }
 
+  // What it shares the buffer of, if anything, is there before it.
   ValueId AddValue(Value value) {
+    const ValueId id(tasks_.values.size());
+    roots_.push_back(value.alias_of.valid() ? roots_[value.alias_of.index()]
+                                            : id);
     tasks_.values.push_back(std::move(value));
     uses_.emplace_back();
     written_.push_back(false);
-    return ValueId(tasks_.values.size() - 1);
+    return id;
   }
 
   void AddTask(Task task) {
-    const TaskId id(tasks_.tasks.size());
-    const auto depend = [&](const TaskList& on) {
-      for (TaskId other : on) {
-        if (!SameStream(tasks_.tasks[other.index()], task)) {
-          task.deps.push_back(other);
-        }
-      }
+    const Use own = {TaskId(tasks_.tasks.size()), StreamOf(task)};
+    const auto depend = [&](const Use& on) {
+      if (on.stream != own.stream) task.deps.push_back(on.task);
     };
-    for (ValueId read : task.reads) {
-      depend(uses_[tasks_.Root(read).index()].writers);
-    }
+    const auto depend_all = [&](const UseList& on) {
+      for (const Use& use : on) depend(use);
+    };
+    for (ValueId read : task.reads) depend_all(uses_[RootOf(read)].writers);
     // The first write of a step overwrites, later ones add. On the world's
     // values every group has a copy of its own.
     // A fresh result beside a sum (a token's statistics beside the loss) does
     // not restart the sum.
     bool first = true;
     for (ValueId written : task.writes) {
-      const ValueId root = tasks_.Root(written);
-      depend(uses_[root.index()].writers);
-      depend(uses_[root.index()].readers);
+      const size_t root = RootOf(written);
+      depend_all(uses_[root].writers);
+      depend_all(uses_[root].readers);
       first = first && !Written(root, task.group);
     }
     if (task.accumulate && first) task.accumulate = false;
     if (task.after_compute) {
       const auto after = [&](GroupId group) {
-        const TaskId last = last_compute_[group.index()];
-        if (last.valid()) depend({last});
+        const Use& last = last_compute_[group.index()];
+        if (last.task.valid()) depend(last);
       };
       after(task.group);
       for (GroupId other : context_.overlaps(task.group)) after(other);
     }
     if (task.stream == StreamRole::kCompute &&
         task.group.index() < last_compute_.size()) {
-      last_compute_[task.group.index()] = id;
+      last_compute_[task.group.index()] = own;
     }
     std::sort(task.deps.begin(), task.deps.end());
     task.deps.erase(std::unique(task.deps.begin(), task.deps.end()),
                     task.deps.end());
-    for (ValueId read : task.reads) {
-      Replace(uses_[tasks_.Root(read).index()].readers, id, task);
-    }
+    for (ValueId read : task.reads) Replace(uses_[RootOf(read)].readers, own);
     for (ValueId written : task.writes) {
-      const ValueId root = tasks_.Root(written);
-      uses_[root.index()].readers.clear();
-      Replace(uses_[root.index()].writers, id, task);
+      const size_t root = RootOf(written);
+      uses_[root].readers.clear();
+      Replace(uses_[root].writers, own);
       MarkWritten(root, task.group);
     }
     tasks_.tasks.push_back(std::move(task));
@@ -172,45 +171,54 @@ class Assembler {
   };
   using TransferKey = std::tuple<Port, GroupId, GroupId, int>;
 
+  // Within a stream tasks run in their order.
+  struct Stream {
+    GroupId group;
+    StreamRole role = StreamRole::kCompute;
+    AxisSet axes = 0;  // of a communicator
+    bool operator==(const Stream&) const = default;
+  };
+  static Stream StreamOf(const Task& task) {
+    return {task.group, task.stream,
+            task.stream == StreamRole::kComm ? task.axes : AxisSet{0}};
+  }
+  struct Use {
+    TaskId task;
+    Stream stream;
+  };
   // The last task of each stream that wrote or read a buffer: earlier ones of
   // the same stream precede it.
-  using TaskList = boost::container::small_vector<TaskId, 2>;
+  using UseList = boost::container::small_vector<Use, 2>;
   struct Uses {
-    TaskList writers;
-    TaskList readers;
+    UseList writers;
+    UseList readers;
   };
 
-  static bool SameStream(const Task& a, const Task& b) {
-    return a.group == b.group && a.stream == b.stream &&
-           (a.stream != StreamRole::kComm || a.axes == b.axes);
-  }
-
-  // `id`, which is not among the tasks yet, may be in the list already: for a
-  // task that reads two parts of a buffer.
-  void Replace(TaskList& list, TaskId id, const Task& task) {
-    for (TaskId& other : list) {
-      if (other == id || SameStream(tasks_.tasks[other.index()], task)) {
-        other = id;
+  // The list may have the same task already, which reads two parts of a buffer.
+  static void Replace(UseList& list, const Use& use) {
+    for (Use& other : list) {
+      if (other.stream == use.stream) {
+        other = use;
         return;
       }
     }
-    list.push_back(id);
+    list.push_back(use);
   }
 
-  bool Written(ValueId root, GroupId group) const {
-    if (tasks_.value(root).group != tasks_.world) {
-      return written_[root.index()];
-    }
+  size_t RootOf(ValueId id) const { return roots_[id.index()].index(); }
+
+  bool Written(size_t root, GroupId group) const {
+    if (tasks_.values[root].group != tasks_.world) return written_[root];
     return std::any_of(
         world_written_.begin(), world_written_.end(),
-        [&](const std::pair<ValueId, GroupId>& written) {
+        [&](const std::pair<size_t, GroupId>& written) {
           return written.first == root &&
                  (written.second == group || written.second == tasks_.world);
         });
   }
-  void MarkWritten(ValueId root, GroupId group) {
-    written_[root.index()] = true;
-    if (tasks_.value(root).group == tasks_.world) {
+  void MarkWritten(size_t root, GroupId group) {
+    written_[root] = true;
+    if (tasks_.values[root].group == tasks_.world) {
       world_written_.emplace_back(root, group);
     }
   }
@@ -225,10 +233,11 @@ class Assembler {
 
   const LoweringContext& context_;
   TaskGraph& tasks_;
-  std::vector<TaskId> last_compute_;  // by group, on its compute stream
-  std::vector<Uses> uses_;            // by root value
-  std::vector<bool> written_;         // by root value, in this step
-  std::vector<std::pair<ValueId, GroupId>> world_written_;
+  std::vector<Use> last_compute_;  // by group, on its compute stream
+  std::vector<ValueId> roots_;     // by value: who owns its buffer
+  std::vector<Uses> uses_;         // by root value
+  std::vector<bool> written_;      // by root value, in this step
+  std::vector<std::pair<size_t, GroupId>> world_written_;
   FlatMap<PortKey, ValueId, PortHash> ports_;
   std::map<TransferKey, TaskId> sent_;
 };
