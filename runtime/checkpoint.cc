@@ -54,6 +54,12 @@ std::string NameInFile(const TaskGraph& tasks, const Graph& graph, ValueId id) {
   return "";
 }
 
+constexpr std::string_view kStochasticCast = "stochastic_cast";
+
+// In the metadata.
+constexpr const char* kRounding = "rounding";
+constexpr const char* kStochastic = "stochastic";
+
 // Its kernel is of the same name, or those of a factored one begin with it.
 std::string_view OptimizerOf(const TaskGraph& tasks) {
   for (const Task& task : tasks.tasks) {
@@ -435,6 +441,10 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
         {"samples", std::to_string(executor.samples())},
         {"seed", std::to_string(seed)},
         {"step", std::to_string(executor.step())}};
+    if (std::ranges::find(tasks.tasks, kStochasticCast, &Task::kernel) !=
+        tasks.tasks.end()) {
+      metadata[kRounding] = kStochastic;
+    }
     if (const std::string padded = PaddingText(graph); !padded.empty()) {
       metadata[kPadding] = padded;
     }
@@ -632,12 +642,20 @@ Result<void> CheckOptimizer(const std::string& path,
                       path);
 }
 
-Result<std::optional<uint64_t>> SeedOfCheckpoint(const std::string& path) {
-  if (!IsOneFile(path)) return std::optional<uint64_t>();
+Result<std::optional<SavedRun>> SavedRunOf(const std::string& path) {
+  if (!IsOneFile(path)) return std::optional<SavedRun>();
   TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
   TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
-  if (!step) return std::optional<uint64_t>();
-  return Count<uint64_t>(file, "seed", path);
+  if (!step) return std::optional<SavedRun>();
+  const auto text = [&](std::string_view key) {
+    const auto found = file.metadata().find(key);
+    return found == file.metadata().end() ? std::string() : found->second;
+  };
+  SavedRun run;
+  TESSERA_TRY(run.seed, Count<uint64_t>(file, "seed", path));
+  run.graph = text("graph");
+  run.stochastic_rounding = text(kRounding) == kStochastic;
+  return std::optional(std::move(run));
 }
 
 }  // namespace tessera

@@ -5,9 +5,10 @@
 // under "optimizer.row.NAME", "optimizer.column.NAME" and "optimizer.mean.NAME"
 // (of what is no matrix "optimizer.v.NAME"), and in the metadata "step",
 // "samples" (how many the run has taken: the state of sampling), "seed",
-// "optimizer" and "graph" (its fingerprint). Of 16-bit weights the file holds
-// the fp32 masters, of which the parameters are made when they are loaded; of
-// fp16 runs the state of the loss scale, too
+// "optimizer", "rounding" ("stochastic", or none) and "graph" (its
+// fingerprint). Of 16-bit weights the file holds the fp32 masters, of which the
+// parameters are made when they are loaded; of fp16 runs the state of the loss
+// scale, too
 // ("optimizer.loss_scale"). Any plan's run can load what any other plan's run
 // has saved, in bf16, fp16 or fp32; under the same plan the run goes on bit by
 // bit.
@@ -43,9 +44,14 @@ Result<void> LoadCheckpoint(const std::string& path,
                             const PublishedLayout& layout, const Graph& graph,
                             RankExecutor& executor, StartUp start = {});
 
-// The seed of the run that wrote the checkpoint, with which it goes on; none
-// where the files are weights alone.
-Result<std::optional<uint64_t>> SeedOfCheckpoint(const std::string& path);
+// The run that wrote a checkpoint, as far as the file says.
+struct SavedRun {
+  std::optional<uint64_t> seed;  // with which it goes on
+  std::string graph;             // the fingerprint; or empty
+  bool stochastic_rounding = false;
+};
+// Nothing where the files are weights alone.
+Result<std::optional<SavedRun>> SavedRunOf(const std::string& path);
 
 // An error that names both where the checkpoint is of a run of another
 // optimizer, whose state is not this one's. Files of weights alone are any

@@ -395,6 +395,23 @@ int ThreadsOf(const Options& options, int ranks) {
   return options.threads > 0 ? options.threads : ThreadsPerRank(ranks);
 }
 
+// A run that goes on takes what this command says, whatever it was before.
+void WarnOfOtherRun(const Options& options, const Graph& graph,
+                    const SavedRun& saved, Inputs& inputs) {
+  if (!saved.graph.empty() && saved.graph != Fingerprint(graph)) {
+    inputs.warnings.push_back(
+        options.load +
+        ": the run that wrote it had another batch, sequence length, type or "
+        "model than this one");
+  }
+  if (saved.stochastic_rounding && !options.training.stochastic_rounding) {
+    inputs.warnings.push_back(
+        options.load +
+        ": the run that wrote it rounded at random, which "
+        "this one does not (--stochastic-rounding)");
+  }
+}
+
 // Of a run on this host's cores whose predictions are of other devices.
 void WarnOfOtherDevices(const Options& options, Inputs& inputs) {
   const Cluster& cluster = inputs.cluster;
@@ -609,8 +626,10 @@ Result<Job> ReadJob(const Options& options,
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
     TESSERA_RETURN_IF_ERROR(
         CheckOptimizer(options.load, options.training.optimizer));
-    TESSERA_TRY(const auto seed, SeedOfCheckpoint(options.load));
-    if (!seed) {
+    TESSERA_TRY(const auto saved, SavedRunOf(options.load));
+    if (saved) {
+      WarnOfOtherRun(options, graph, *saved, job.inputs);
+    } else {
       TESSERA_TRY(const PublishedFiles files,
                   PublishedFiles::Open(options.load, job.inputs.layout, graph));
       if (const std::string head = files.HeadThatDiffers(); !head.empty()) {
@@ -620,7 +639,7 @@ Result<Job> ReadJob(const Options& options,
             "left out");
       }
     }
-    job.seed = seed.value_or(options.seed);
+    if (saved) job.seed = saved->seed.value_or(options.seed);
     if (options.Given("--seed") && job.seed != options.seed) {
       return InvalidInput("is " + std::to_string(options.seed) + ", but '" +
                               options.load + "' goes on with its own, " +

@@ -65,9 +65,15 @@ grep -q "^tessera: warning: without work in this plan: rank 1$" \
 "$tessera" run "${training[@]}" --nproc 2 --save "$work/half.safetensors" \
   >/dev/null
 "$tessera" run "${training[@]}" --strategy tp=2 --json \
-  --load "$work/half.safetensors" >"$work/second.json"
+  --load "$work/half.safetensors" >"$work/second.json" 2>"$work/stderr"
 json 'j["first_step"] == 3 and len(j["losses"]) == 3' "$work/second.json" \
   >/dev/null
+! grep -q "the run that wrote it" "$work/stderr" || fail "$(cat "$work/stderr")"
+"$tessera" run --model "$examples/models/gpt2-tiny/config.json" \
+  --global-batch 4 --seq-len 16 "${text[@]}" --nproc 1 --steps 1 \
+  --load "$work/half.safetensors" >/dev/null 2>"$work/stderr"
+grep -q "half.safetensors: the run that wrote it had another batch" \
+  "$work/stderr" || fail "another batch: $(cat "$work/stderr")"
 
 # Ranks started by others: torchrun's variables.
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000)) WORLD_SIZE=2

@@ -197,6 +197,8 @@ TEST(MixedPrecision, ResumeIsExact) {
     EXPECT_TRUE(
         file.Find({"wte.weight", DType::kFloat32, {40, 16}}).has_value());
     EXPECT_EQ(file.Has("optimizer.loss_scale"), dtype == DType::kFloat16);
+    EXPECT_EQ(SavedRunOf(path).value()->stochastic_rounding,
+              dtype == DType::kBFloat16);
 
     TinyRun second = whole;
     second.steps = 4;

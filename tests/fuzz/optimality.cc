@@ -26,6 +26,7 @@ struct Settings {
   int64_t seeds = 20;
   int64_t first = 0;
   int64_t proposals = 24000;
+  int64_t threads = 0;        // of a search; 0: all cores
   int64_t limit = 1'000'000;  // of plans; instances of more are passed over
   int64_t show = 0;
 };
@@ -62,7 +63,7 @@ int Run(const Settings& settings) {
       options.seed = static_cast<uint64_t>(seed);
       options.proposals = settings.proposals;
       options.time_limit = 0;
-      options.threads = 1;
+      options.threads = static_cast<int>(settings.threads);
       const double start = Now();
       const auto result = Search(space, own, options);
       const double seconds = Now() - start;
@@ -119,6 +120,7 @@ int main(int argc, char** argv) {
       "  --first N      the first of them (0)\n"
       "  --seeds N      searches of each (20)\n"
       "  --proposals N  of a search (24000)\n"
+      "  --threads N    of a search (all cores)\n"
       "  --limit N      instances of more plans are passed over (1000000)\n"
       "  --show 1       prints the best plan beside one found instead\n";
   tessera::Settings settings;
@@ -127,6 +129,7 @@ int main(int argc, char** argv) {
       {"--seeds", &settings.seeds},
       {"--first", &settings.first},
       {"--proposals", &settings.proposals},
+      {"--threads", &settings.threads},
       {"--limit", &settings.limit},
       {"--show", &settings.show}};
   for (int i = 1; i < argc; i += 2) {

@@ -371,6 +371,11 @@ TEST_F(Checkpoint, HoldsStepSeedAndGraph) {
   EXPECT_EQ(file.metadata().at("seed"), "7");
   EXPECT_EQ(file.metadata().at("optimizer"), "adamw");
   EXPECT_EQ(file.metadata().at("graph"), Fingerprint(graph_));
+  const auto saved = SavedRunOf(path_);
+  ASSERT_TRUE(saved.has_value() && saved->has_value());
+  EXPECT_EQ((*saved)->seed, 7u);
+  EXPECT_EQ((*saved)->graph, Fingerprint(graph_));
+  EXPECT_FALSE((*saved)->stochastic_rounding);
   EXPECT_TRUE(file.Has("optimizer.m.wte.weight"));
   EXPECT_TRUE(file.Has("optimizer.v.h.1.mlp.c_fc.bias"));
 }
