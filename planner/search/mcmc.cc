@@ -26,21 +26,19 @@ constexpr double kWalkEnd = 0.9;
 constexpr double kPatience = 0.5;
 
 // Whether a plan is known to lose time on shared links.
-bool LosesOnLinks(const Objective& objective, const FoundPlan& found) {
-  if (!found.evaluation.feasible()) return false;
-  const auto shared = objective.QuickSharedStepTime(found.plan);
-  return shared && shared->seconds() >
-                       (1 + kShared) * found.evaluation.step_time.seconds();
+bool LosesOnLinks(const Objective& objective, const Plan& plan) {
+  const auto shared = objective.QuickSharedStepTime(plan);
+  if (!shared) return false;
+  const Evaluation alone = objective.Evaluate(plan);
+  return alone.feasible() &&
+         shared->seconds() > (1 + kShared) * alone.step_time.seconds();
 }
 
 // Whether one of the likely starts does.
 bool LosesOnLinks(const Objective& objective, const Starts& starts) {
-  std::vector<const Plan*> likely = {&starts.ranked[0]};
-  if (starts.other) likely.push_back(&*starts.other);
-  if (starts.unlike) likely.push_back(&*starts.unlike);
-  return std::ranges::any_of(likely, [&](const Plan* plan) {
-    return LosesOnLinks(objective, {*plan, objective.Evaluate(*plan)});
-  });
+  return LosesOnLinks(objective, starts.ranked[0]) ||
+         (starts.other && LosesOnLinks(objective, *starts.other)) ||
+         (starts.unlike && LosesOnLinks(objective, *starts.unlike));
 }
 
 // Rounds without an improvement after which a ladder starts anew: a round for
@@ -303,8 +301,7 @@ class Walk {
       to_keep_ = &chains_[c];
     }
     if (improved && options_.share_links && !shares_links_ &&
-        LosesOnLinks(objective_,
-                     {to_keep_->best(), to_keep_->statistics().best})) {
+        LosesOnLinks(objective_, to_keep_->best())) {
       BeginSharing();
     }
     const double now = clock_.Seconds();
@@ -392,6 +389,29 @@ class Walk {
   double kept_ = 0;
 };
 
+void AddStatistics(const Walk& walk, SearchResult& result) {
+  result.shares_links = walk.shares_links();
+  result.stalled = walk.stalled();
+  result.swaps = walk.swaps();
+  result.restarts = walk.restarts();
+  result.moves.resize(Moves().size());
+  for (size_t c = 0; c < walk.chains().size(); ++c) {
+    const ChainStatistics& statistics = walk.chains()[c].statistics();
+    result.chains.push_back(statistics);
+    result.proposals += statistics.proposals;
+    result.accepted += statistics.accepted;
+    for (size_t m = 0; m < result.moves.size(); ++m) {
+      result.moves[m].proposals += statistics.moves[m].proposals;
+      result.moves[m].applicable += statistics.moves[m].applicable;
+      result.moves[m].accepted += statistics.moves[m].accepted;
+    }
+    for (TracePoint point : walk.chains()[c].trace()) {
+      point.chain = static_cast<int>(c);
+      result.trace.push_back(point);
+    }
+  }
+}
+
 bool Faster(const FoundPlan& a, const FoundPlan& b) {
   return Better(a.evaluation, b.evaluation);
 }
@@ -436,55 +456,34 @@ Result<SearchResult> Search(const SearchSpace& space,
     evaluation.step_time =
         objective.QuickSharedStepTime(plan).value_or(evaluation.step_time);
   };
-  std::vector<FoundPlan> ranked;
-  for (const Plan& plan : starts.ranked) {
-    ranked.push_back({plan, objective.Evaluate(plan)});
-    share(plan, ranked.back().evaluation);
-  }
+  const auto price = [&](const Plan& plan) {
+    FoundPlan priced = {plan, objective.Evaluate(plan)};
+    share(plan, priced.evaluation);
+    return priced;
+  };
   if (result.shares_links) {
+    std::vector<FoundPlan> ranked;
+    std::ranges::transform(starts.ranked, std::back_inserter(ranked), price);
     std::ranges::stable_sort(ranked, Faster);
     std::ranges::transform(ranked, starts.ranked.begin(), &FoundPlan::plan);
   }
-  result.best = ranked[0].plan;
-  result.evaluation = ranked[0].evaluation;
+  result.best = starts.ranked[0];
+  result.evaluation = price(result.best).evaluation;
   if (options.keep && result.evaluation.feasible()) options.keep(result.best);
 
   Walk walk(space, objective, options, starts, ScoreOf(result.evaluation),
             result.shares_links, clock);
   walk.Run(ThreadCount(options.threads));
 
-  result.shares_links = walk.shares_links();
+  AddStatistics(walk, result);
+  // The walk may have come to share links since.
   share(result.best, result.evaluation);
   std::vector<FoundPlan> found = {{result.best, result.evaluation}};
-  if (result.shares_links) {
-    for (FoundPlan& start : ranked) {
-      share(start.plan, start.evaluation);
-      found.push_back(std::move(start));
-    }
-  }
-  result.stalled = walk.stalled();
-  result.swaps = walk.swaps();
-  result.restarts = walk.restarts();
-  result.moves.resize(Moves().size());
-  for (size_t c = 0; c < walk.chains().size(); ++c) {
-    const Chain& chain = walk.chains()[c];
-    const ChainStatistics& statistics = chain.statistics();
-    result.chains.push_back(statistics);
-    result.proposals += statistics.proposals;
-    result.accepted += statistics.accepted;
-    for (size_t m = 0; m < result.moves.size(); ++m) {
-      result.moves[m].proposals += statistics.moves[m].proposals;
-      result.moves[m].applicable += statistics.moves[m].applicable;
-      result.moves[m].accepted += statistics.moves[m].accepted;
-    }
-    for (TracePoint point : chain.trace()) {
-      point.chain = static_cast<int>(c);
-      result.trace.push_back(point);
-    }
+  for (const Chain& chain : walk.chains()) {
     found.insert(found.end(), chain.bests().begin(), chain.bests().end());
-    if (Better(statistics.best, result.evaluation)) {
+    if (Better(chain.statistics().best, result.evaluation)) {
       result.best = chain.best();
-      result.evaluation = statistics.best;
+      result.evaluation = chain.statistics().best;
     }
   }
   FoundPlan tidy = {result.best, {}};
