@@ -74,33 +74,59 @@ std::vector<Strategy> ThreeDZero(const SearchSpace& space) {
   });
 }
 
-// Data parallelism of every stage with the optimizer on a tier, parameters
-// there or on the device, and gradients on the host or the device. Every fourth
-// microbatch size: each plan is simulated.
+// Adds `strategy` with the optimizer on a tier, parameters there or on the
+// device, and gradients on the host or the device. Every fourth microbatch
+// size: each plan is simulated.
+void AddOffloaded(const SearchSpace& space, Strategy strategy,
+                  MemoryTier optimizer, MemoryTier parameters,
+                  std::vector<Strategy>& all) {
+  strategy.optimizer_tier = optimizer;
+  for (const MemoryTier tier : {MemoryTier::kDevice, parameters}) {
+    strategy.parameter_tier = tier;
+    for (const RecomputeLevel level :
+         {RecomputeLevel::kNone, RecomputeLevel::kFull}) {
+      strategy.recompute = level;
+      for (const MemoryTier gradients :
+           {MemoryTier::kDevice, MemoryTier::kHost}) {
+        strategy.gradient_tier = gradients;
+        for (const Strategy& sized : WithSamples(space, strategy)) {
+          if (sized.mbs == 1 || sized.mbs % 4 == 0) all.push_back(sized);
+        }
+      }
+    }
+  }
+}
+
+// Data parallelism of every stage of ZeRO.
 std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier optimizer,
                                 MemoryTier parameters, int tiles) {
   std::vector<Strategy> all;
+  Strategy strategy;
+  strategy.dp = Devices(space);
+  strategy.tiles = tiles;
+  const bool alone = strategy.dp == 1;
+  for (strategy.zero = alone ? 0 : 1; strategy.zero <= (alone ? 0 : 3);
+       ++strategy.zero) {
+    AddOffloaded(space, strategy, optimizer, parameters, all);
+  }
+  return all;
+}
+
+// Pipelines and tensor parallelism, each stage's state in its host's memory.
+std::vector<Strategy> SplitOnHost(const SearchSpace& space) {
+  std::vector<Strategy> all;
+  if (!space.cluster->host.has_value()) return all;
   const int devices = Devices(space);
-  for (int zero = devices == 1 ? 0 : 1; zero <= (devices == 1 ? 0 : 3);
-       ++zero) {
-    for (const MemoryTier tier : {MemoryTier::kDevice, parameters}) {
-      for (const RecomputeLevel level :
-           {RecomputeLevel::kNone, RecomputeLevel::kFull}) {
-        Strategy strategy;
-        strategy.dp = devices;
-        strategy.zero = zero;
-        strategy.optimizer_tier = optimizer;
-        strategy.parameter_tier = tier;
-        strategy.recompute = level;
-        strategy.tiles = tiles;
-        for (const MemoryTier gradients :
-             {MemoryTier::kDevice, MemoryTier::kHost}) {
-          strategy.gradient_tier = gradients;
-          for (const Strategy& sized : WithSamples(space, strategy)) {
-            if (sized.mbs == 1 || sized.mbs % 4 == 0) all.push_back(sized);
-          }
-        }
-      }
+  const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
+  for (int tp : Divisors(devices, space.least_devices_of_node)) {
+    for (int pp : Divisors(devices / tp, blocks)) {
+      if (tp * pp == 1) continue;
+      Strategy strategy;
+      strategy.tp = tp;
+      strategy.pp = pp;
+      strategy.dp = devices / tp / pp;
+      strategy.zero = strategy.dp > 1 ? 1 : 0;
+      AddOffloaded(space, strategy, MemoryTier::kHost, MemoryTier::kHost, all);
     }
   }
   return all;
@@ -144,7 +170,12 @@ std::span<const Approach> Approaches() {
       Approach{"ZeRO with CPU offload",
                "optimizer state, perhaps parameters, in the host's memory",
                true, OnHost},
-      Approach{"ZeRO with NVMe offload", "the same in files", true, InFiles},
+      Approach{"PP+TP with CPU offload",
+               "stages or tensor ranks, state in the host's memory", true,
+               SplitOnHost},
+      Approach{"ZeRO with NVMe offload",
+               "data parallelism, state and perhaps parameters in files", true,
+               InFiles},
       Approach{"ZeRO with offload and tiling",
                "the same, linears in tiles one after another", true, Tiled},
   };

@@ -34,25 +34,32 @@ Plan Uniform(const SearchSpace& space, std::string_view text) {
       .value();
 }
 
-// Devices with room for a replica only once its optimizer is on the host.
-TEST(Search, OffloadsWhereNothingElseFits) {
+// Devices with room for a replica, or where the batch does not divide for a
+// stage, only once the optimizer is on the host.
+struct Crowded {
+  const char* cluster;
+  const char* strategy;
+};
+class Offloading : public testing::TestWithParam<Crowded> {};
+TEST_P(Offloading, WhereNothingElseFits) {
   const Graph graph = Gpt2(4);
-  Cluster cluster = MakeCluster("dgx-a100-80gb:1x1").value();
+  Cluster cluster = MakeCluster(GetParam().cluster).value();
+  const std::string strategy = GetParam().strategy;
   Bytes needed[2];
   {
     const SearchSpace space(graph, cluster);
     const Evaluator evaluator(graph, cluster, nullptr, {});
-    const char* const strategies[] = {
-        "mbs=1,recompute=full", "mbs=1,recompute=full,offload=optimizer:host"};
+    const std::string strategies[] = {
+        strategy, strategy + ",offload=optimizer:host,gradients:host"};
     for (int i = 0; i < 2; ++i) {
-      needed[i] =
-          evaluator.Evaluate(Uniform(space, strategies[i])).memory[0].total;
+      for (const MemoryUse& use :
+           evaluator.Evaluate(Uniform(space, strategies[i])).memory) {
+        needed[i] = std::max(needed[i], use.total);
+      }
     }
   }
   ASSERT_LT(needed[1], needed[0]);
-  for (DeviceType& type : cluster.device_types) {
-    type.memory = {(needed[0].value + needed[1].value) / 2};
-  }
+  for (DeviceType& type : cluster.device_types) type.memory = needed[1];
   const SearchSpace space(graph, cluster);
   const Evaluator evaluator(graph, cluster, nullptr, {});
   SearchOptions options;
@@ -62,6 +69,10 @@ TEST(Search, OffloadsWhereNothingElseFits) {
   EXPECT_TRUE(result.evaluation.feasible());
   EXPECT_TRUE(Offloads(result.best));
 }
+INSTANTIATE_TEST_SUITE_P(
+    Search, Offloading,
+    testing::Values(Crowded{"dgx-a100-80gb:1x1", "mbs=1,recompute=full"},
+                    Crowded{"dgx-a100-80gb:1x3", "pp=3,mbs=1,recompute=full"}));
 
 // Devices with less room than a plan needs that keeps all, and more than one
 // that computes all layers again.
