@@ -1,0 +1,35 @@
+#pragma once
+// A walk over plans by the search's moves, of which each candidate is priced
+// twice: as an edit of the plan before it (Evaluator::EvaluateChange), and as a
+// whole by a second evaluator. Both must agree to the bit.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
+
+namespace tessera::testing {
+
+struct DeltaWalk {
+  int64_t candidates = 0;  // priced twice
+  int64_t accepted = 0;
+  // Moves and plans, the first few.
+  std::vector<std::string> differences;
+  double change_s = 0;  // of all candidates, as edits
+  double whole_s = 0;   // as wholes
+  // Of every so many: each block and microbatch lowered, priced and simulated.
+  int64_t simulated = 0;
+  double simulated_s = 0;
+};
+
+// `candidates` from random uniform plans on, a new one now and then, accepted
+// at a temperature of 5 % of the step. Every `simulate_every`-th is simulated,
+// too; 0: none. REQUIRES: `graph` is differentiated, and a uniform plan is
+// valid.
+DeltaWalk WalkByDeltas(const Graph& graph, const Cluster& cluster,
+                       uint64_t seed, int64_t candidates,
+                       int64_t simulate_every = 0);
+
+}  // namespace tessera::testing
