@@ -201,17 +201,18 @@ Decided Decide(const Options& options, const Inputs& inputs,
   Decided decided;
   std::vector<Choice>& choices = decided.choices;
   const auto add = [&](std::string kind, const Plan& plan,
-                       const Evaluation& evaluation) {
+                       const Evaluation& evaluation,
+                       std::optional<Duration> shared = {}) {
     for (size_t i = 0; i < choices.size(); ++i) {
       if (!SameUpToNames(choices[i].plan, plan)) continue;
       choices[i].kind = std::move(kind);
       return i;
     }
-    choices.push_back({std::move(kind), plan, ScoreOf(evaluation), {}, {}});
+    choices.push_back({std::move(kind), plan, ScoreOf(evaluation), shared, {}});
     return choices.size() - 1;
   };
   for (const FoundPlan& found : result.candidates) {
-    add("search", found.plan, found.evaluation);
+    add("search", found.plan, found.evaluation, found.shared);
   }
   std::vector<size_t> simple;  // the simplest first
   const Baseline* baseline = BestBaseline(space, result);
@@ -231,6 +232,9 @@ Decided Decide(const Options& options, const Inputs& inputs,
     // Sharing makes no plan faster: what is slower without it than a plan with
     // it, and no simpler answer either, needs no simulation.
     Duration fastest{std::numeric_limits<int64_t>::max()};
+    for (const Choice& choice : choices) {
+      if (choice.confirmed) fastest = std::min(fastest, *choice.confirmed);
+    }
     std::vector<size_t> round;
     const auto end_round = [&] {
       ForEach(ThreadCount(options.threads), round.size(), [&](size_t r) {
@@ -256,10 +260,15 @@ Decided Decide(const Options& options, const Inputs& inputs,
     for (const size_t i : simple) confirm(i, 1 + decided.band->median);
     end_round();
   }
+  // An interrupted search confirms no more than its walks did.
+  const auto unknown = [&](size_t i) {
+    return interrupted && !choices[i].confirmed;
+  };
   const auto better = [&](size_t a, size_t b) {
     if (!choices[a].score.feasible || !choices[b].score.feasible) {
       return Better(choices[a].score, choices[b].score);
     }
+    if (unknown(a) != unknown(b)) return unknown(b);
     return choices[a].time() < choices[b].time();
   };
   for (size_t i = 1; i < choices.size(); ++i) {
@@ -273,7 +282,10 @@ Decided Decide(const Options& options, const Inputs& inputs,
   if (decided.baseline) decided.margin = over(*decided.baseline);
   if (options.prefer != "simple" || !fastest.score.feasible) return decided;
   for (const size_t i : simple) {
-    if (!choices[i].score.feasible || over(i) >= decided.band->median) continue;
+    if (!choices[i].score.feasible || over(i) >= decided.band->median ||
+        unknown(i) != unknown(decided.fastest)) {
+      continue;
+    }
     decided.chosen = i;
     break;
   }
@@ -437,6 +449,12 @@ Json DecidedJson(const SearchSpace& space, const Decided& decided) {
   return json;
 }
 
+// An object, and a step time on shared links where it is known.
+Json WithShared(Json json, const char* name, std::optional<Duration> shared) {
+  if (shared) json.Set(name, shared->seconds());
+  return json;
+}
+
 Json StatisticsJson(const SearchResult& result) {
   Json moves = Json::Array();
   for (size_t m = 0; m < result.moves.size(); ++m) {
@@ -457,26 +475,30 @@ Json StatisticsJson(const SearchResult& result) {
                                       {"accepted", swap.accepted}});
                                })},
        {"restarts", result.restarts},
-       {"chains", Json::ArrayOf(result.chains,
-                                [](const ChainStatistics& chain) {
-                                  return Json::Object(
-                                      {{"temperature", chain.temperature},
-                                       {"proposals", chain.proposals},
-                                       {"applicable", chain.applicable},
-                                       {"accepted", chain.accepted},
-                                       {"start_step_time_s",
-                                        chain.start.step_time.seconds()},
-                                       {"best_step_time_s",
-                                        chain.best.step_time.seconds()}});
-                                })},
-       {"trace", Json::ArrayOf(result.trace,
-                               [](const TracePoint& point) {
-                                 return Json::Object(
-                                     {{"chain", point.chain},
-                                      {"proposal", point.proposal},
-                                      {"step_time_s",
-                                       point.step_time.seconds()}});
-                               })},
+       {"chains",
+        Json::ArrayOf(
+            result.chains,
+            [](const ChainStatistics& chain) {
+              return WithShared(
+                  Json::Object(
+                      {{"temperature", chain.temperature},
+                       {"proposals", chain.proposals},
+                       {"applicable", chain.applicable},
+                       {"accepted", chain.accepted},
+                       {"start_step_time_s", chain.start.step_time.seconds()},
+                       {"best_step_time_s", chain.best.step_time.seconds()}}),
+                  "best_shared_step_time_s", chain.best_shared);
+            })},
+       {"trace",
+        Json::ArrayOf(result.trace,
+                      [](const TracePoint& point) {
+                        return WithShared(
+                            Json::Object(
+                                {{"chain", point.chain},
+                                 {"proposal", point.proposal},
+                                 {"step_time_s", point.step_time.seconds()}}),
+                            "shared_step_time_s", point.shared);
+                      })},
        {"shared_links", result.shares_links},
        {"stalled", result.stalled}});
 }

@@ -15,8 +15,8 @@ namespace {
 
 // Bytes that an infeasible plan lacks; at least one, since the violation may
 // be of another kind.
-double OverflowOf(const Evaluation& evaluation) {
-  return static_cast<double>(std::max<int64_t>(1, evaluation.overflow.value));
+double OverflowOf(const Score& score) {
+  return static_cast<double>(std::max<int64_t>(1, score.overflow.value));
 }
 
 // The part of a time limit after which walks end; the rest is for Tidy.
@@ -25,20 +25,16 @@ constexpr double kWalkEnd = 0.9;
 // The part of a time limit without an improvement after which a walk ends.
 constexpr double kPatience = 0.5;
 
-// Whether a plan is known to lose time on shared links.
-bool LosesOnLinks(const Objective& objective, const Plan& plan) {
-  const auto shared = objective.QuickSharedStepTime(plan);
-  if (!shared) return false;
-  const Evaluation alone = objective.Evaluate(plan);
-  return alone.feasible() &&
-         shared->seconds() > (1 + kShared) * alone.step_time.seconds();
+// Sets what is known of a plan's step on shared links.
+void PriceShared(const Objective& objective, FoundPlan& found) {
+  if (found.shared || !found.evaluation.feasible()) return;
+  found.shared = objective.QuickSharedStepTime(found.plan);
 }
 
-// Whether one of the likely starts does.
-bool LosesOnLinks(const Objective& objective, const Starts& starts) {
-  return LosesOnLinks(objective, starts.ranked[0]) ||
-         (starts.other && LosesOnLinks(objective, *starts.other)) ||
-         (starts.unlike && LosesOnLinks(objective, *starts.unlike));
+bool LosesOnLinks(const FoundPlan& found) {
+  return found.shared &&
+         found.shared->seconds() >
+             (1 + kShared) * found.evaluation.step_time.seconds();
 }
 
 // Rounds without an improvement after which a ladder starts anew: a round for
@@ -50,11 +46,10 @@ constexpr int64_t kLeastRounds = 8;
 
 Chain::Chain(const SearchSpace& space, const Objective& objective,
              std::span<const Move> moves, Plan start, double temperature,
-             Rng rng, Duration unit, bool folded, bool shares_links)
+             Rng rng, Duration unit, bool folded)
     : objective_(objective),
       moves_(moves),
       folded_(folded),
-      shares_links_(shares_links),
       draft_(space, std::move(start)),
       time_unit_(static_cast<double>(unit.picoseconds)),
       rng_(rng) {
@@ -64,59 +59,44 @@ Chain::Chain(const SearchSpace& space, const Objective& objective,
   statistics_.temperature = temperature;
   statistics_.moves.resize(moves.size());
   statistics_.start = evaluation_;
-  statistics_.best = evaluation_;
 }
 
 void Chain::PriceStart() {
   basis_ = nullptr;
   evaluation_ =
       objective_.EvaluateChange(draft_.plan(), {true, {}, {}}, basis_);
-  ShareLinks(draft_.plan(), evaluation_);
+  shared_ = std::nullopt;
+  if (shares_links_ && evaluation_.feasible()) {
+    shared_ = objective_.QuickSharedStepTime(draft_.plan());
+  }
   SetUnit();
 }
 
-bool Chain::ShareLinks(const Plan& plan, Evaluation& evaluation) const {
-  if (!shares_links_ || !evaluation.feasible()) return true;
-  const auto shared = objective_.QuickSharedStepTime(plan);
-  if (shared) evaluation.step_time = *shared;
-  return shared.has_value();
-}
-
-void Chain::BeginSharing() {
-  shares_links_ = true;
-  ShareLinks(draft_.plan(), evaluation_);
-  bests_ = {bests_.back()};
-  ShareLinks(bests_[0].plan, bests_[0].evaluation);
-  statistics_.best = bests_[0].evaluation;
-  SeeBest();
-}
-
 void Chain::SetUnit() {
-  if (!evaluation_.feasible()) {
-    unit_ = OverflowOf(evaluation_);
+  const Score score = this->score();
+  if (!score.feasible) {
+    unit_ = OverflowOf(score);
     return;
   }
   if (time_unit_ == 0) {
-    time_unit_ = static_cast<double>(
-        std::max<int64_t>(1, evaluation_.step_time.picoseconds));
+    time_unit_ =
+        static_cast<double>(std::max<int64_t>(1, score.step_time.picoseconds));
   }
   unit_ = time_unit_;
 }
 
-double Chain::Cost(const Evaluation& evaluation) const {
-  return (evaluation.feasible()
-              ? static_cast<double>(evaluation.step_time.picoseconds)
-              : OverflowOf(evaluation)) /
+double Chain::Cost(const Score& score) const {
+  return (score.feasible ? static_cast<double>(score.step_time.picoseconds)
+                         : OverflowOf(score)) /
          unit_;
 }
 
-bool Chain::Accepts(const Evaluation& evaluation, double log_ratio,
+bool Chain::Accepts(const Score& candidate, double log_ratio,
                     std::optional<double>& uniform) {
-  if (evaluation.feasible() && !evaluation_.feasible()) return true;
-  if (evaluation_.feasible() && !evaluation.feasible()) return false;
+  const Score current = score();
+  if (candidate.feasible != current.feasible) return candidate.feasible;
   const double exponent =
-      (Cost(evaluation_) - Cost(evaluation)) / statistics_.temperature +
-      log_ratio;
+      (Cost(current) - Cost(candidate)) / statistics_.temperature + log_ratio;
   if (exponent >= 0) return true;
   if (!uniform) uniform = rng_.Uniform01();
   return *uniform < std::exp(exponent);
@@ -135,17 +115,23 @@ bool Chain::Step() {
   std::shared_ptr<const PlanBasis> basis = basis_;
   Evaluation evaluation =
       objective_.EvaluateChange(draft_.plan(), draft_.change(), basis);
-  const bool becomes_feasible =
-      evaluation.feasible() && !evaluation_.feasible();
+  std::optional<Duration> shared;
   std::optional<double> uniform;
-  const auto accepts = [&] { return Accepts(evaluation, *log_ratio, uniform); };
-  if (!accepts() || (shares_links_ &&
-                     (!ShareLinks(draft_.plan(), evaluation) || !accepts()))) {
+  bool accepted = Accepts(ScoreOf(evaluation), *log_ratio, uniform);
+  if (accepted && shares_links_ && evaluation.feasible()) {
+    shared = objective_.QuickSharedStepTime(draft_.plan());
+    accepted =
+        shared && Accepts(ScoreWith(evaluation, shared), *log_ratio, uniform);
+  }
+  if (!accepted) {
     draft_.Undo();
     return false;
   }
   draft_.Keep();
+  const bool becomes_feasible =
+      evaluation.feasible() && !evaluation_.feasible();
   evaluation_ = std::move(evaluation);
+  shared_ = shared;
   basis_ = std::move(basis);
   ++statistics_.accepted;
   ++of_move.accepted;
@@ -155,13 +141,42 @@ bool Chain::Step() {
 }
 
 void Chain::SeeBest() {
-  if (!Better(evaluation_, statistics_.best)) return;
+  if (!Better(score(), OwnScore(bests_.back()))) return;
   if (bests_.size() == kMostBests) bests_.erase(bests_.begin());
-  bests_.push_back({draft_.plan(), evaluation_});
-  statistics_.best = evaluation_;
+  bests_.push_back({draft_.plan(), evaluation_, shared_});
   if (evaluation_.feasible()) {
-    trace_.push_back({0, statistics_.proposals, evaluation_.step_time});
+    trace_.push_back(
+        {0, statistics_.proposals, evaluation_.step_time, shared_});
   }
+}
+
+void Chain::ShareLinks() {
+  shares_links_ = true;
+  if (evaluation_.feasible()) {
+    shared_ = objective_.QuickSharedStepTime(draft_.plan());
+  }
+  PriceBest();
+  SeeBest();
+}
+
+void Chain::PriceBest() {
+  PriceShared(objective_, bests_.back());
+}
+
+const FoundPlan& Chain::best() const {
+  const FoundPlan* best = &bests_.back();
+  for (const FoundPlan& found : bests_) {
+    if (!found.shared) continue;
+    if (!best->shared || Better(found.score(), best->score())) best = &found;
+  }
+  return *best;
+}
+
+ChainStatistics Chain::statistics() const {
+  ChainStatistics statistics = statistics_;
+  statistics.best = best().evaluation;
+  statistics.best_shared = best().shared;
+  return statistics;
 }
 
 void Chain::Restart(Plan start) {
@@ -177,15 +192,15 @@ bool Chain::Exchange(Chain& a, Chain& b, Rng& rng) {
   const auto inverse = [](const Chain& c) {
     return 1 / (c.statistics_.temperature * c.unit_);
   };
-  const double exponent =
-      (inverse(a) - inverse(b)) *
-      static_cast<double>(a.evaluation_.step_time.picoseconds -
-                          b.evaluation_.step_time.picoseconds);
+  const double exponent = (inverse(a) - inverse(b)) *
+                          static_cast<double>(a.score().step_time.picoseconds -
+                                              b.score().step_time.picoseconds);
   if (exponent < 0 && draw >= std::exp(exponent)) return false;
   std::swap(a.draft_, b.draft_);
   a.draft_.Fold(a.folded_);
   b.draft_.Fold(b.folded_);
   std::swap(a.evaluation_, b.evaluation_);
+  std::swap(a.shared_, b.shared_);
   std::swap(a.basis_, b.basis_);
   return true;
 }
@@ -200,8 +215,8 @@ double TemperatureOf(const SearchOptions& options, int rung) {
 class Walk {
  public:
   Walk(const SearchSpace& space, const Objective& objective,
-       const SearchOptions& options, const Starts& starts, const Score& best,
-       bool shares_links, const SearchClock& clock)
+       const SearchOptions& options, const Starts& starts,
+       const FoundPlan& start, bool shares_links, const SearchClock& clock)
       : space_(space),
         objective_(objective),
         options_(options),
@@ -213,8 +228,10 @@ class Walk {
         ladders_(static_cast<size_t>((options.chains + kRungs - 1) / kRungs)),
         rng_(options.seed, uint64_t{1} << 33),
         shares_links_(shares_links),
-        best_(best),
+        start_(start),
+        best_(start),
         improved_(clock.Seconds()) {
+    const Score best = start.score();
     for (int c = 0; c < options.chains; ++c) {
       // Who is late starts where prices are known.
       const bool late = clock.StoppedOrPast(kStartEnd);
@@ -224,8 +241,7 @@ class Walk {
                : StartOf(space, moves_, starts, c, options.seed),
           TemperatureOf(options, c % kRungs),
           Rng(options.seed, static_cast<uint64_t>(c)),
-          best.feasible ? best.step_time : Duration{}, IsFolded(starts, c),
-          shares_links);
+          best.feasible ? best.step_time : Duration{}, IsFolded(starts, c));
       quota_.push_back(options.proposals / options.chains +
                        (c < options.proposals % options.chains ? 1 : 0));
     }
@@ -254,6 +270,8 @@ class Walk {
   bool stalled() const { return stalled_; }
   int64_t restarts() const { return restarts_; }  // of ladders
   bool shares_links() const { return shares_links_; }
+  const FoundPlan& start() const { return start_; }
+  const FoundPlan& best() const { return best_; }
 
  private:
   // Chains c with c / kRungs = its place.
@@ -267,20 +285,23 @@ class Walk {
   bool Ended() const { return clock_.StoppedOrPast(kWalkEnd); }
 
   void WalkRound(size_t c) {
+    Chain& chain = chains_[c];
+    const bool shares = shares_links_ && c / kRungs % 2 == 0;
+    if (shares && !chain.shares_links() && !Ended()) chain.ShareLinks();
     if (ladders_[c / kRungs].restart && !Ended()) {
       // A stream of its own for each.
       Rng rng(options_.seed,
               (uint64_t{1} << 35) +
                   static_cast<uint64_t>(restarts_) * chains_.size() + c);
-      chains_[c].Restart(RandomStart(space_, moves_, starts_,
-                                     IsFolded(starts_, static_cast<int>(c)),
-                                     rng));
+      chain.Restart(RandomStart(space_, moves_, starts_,
+                                IsFolded(starts_, static_cast<int>(c)), rng));
     }
-    int64_t steps = kRound;
+    int64_t steps = shares ? kSharedRound : kRound;
     if (options_.proposals > 0) {
-      steps = std::min(steps, quota_[c] - chains_[c].statistics().proposals);
+      steps = std::min(steps, quota_[c] - chain.proposals());
     }
-    for (int64_t step = 0; step < steps && !Ended(); ++step) chains_[c].Step();
+    for (int64_t step = 0; step < steps && !Ended(); ++step) chain.Step();
+    if (shares_links_ && !Ended()) chain.PriceBest();
   }
 
   // Alone, between two rounds.
@@ -290,32 +311,25 @@ class Walk {
     bool improved = false;
     int64_t proposals = 0;
     for (size_t c = 0; c < chains_.size(); ++c) {
-      const ChainStatistics& statistics = chains_[c].statistics();
-      proposals += statistics.proposals;
-      all_done = all_done && statistics.proposals >= quota_[c];
-      const Score best = ScoreOf(statistics.best);
-      if (!Better(best, best_)) continue;
-      best_ = best;
-      improved = true;
-      improved_ = clock_.Seconds();
-      to_keep_ = &chains_[c];
+      proposals += chains_[c].proposals();
+      all_done = all_done && chains_[c].proposals() >= quota_[c];
+      improved |= SeeBest(chains_[c].best());
     }
-    if (improved && options_.share_links && !shares_links_ &&
-        LosesOnLinks(objective_, to_keep_->best())) {
-      BeginSharing();
-    }
+    if (improved && options_.share_links && !shares_links_) LookAtLinks();
     const double now = clock_.Seconds();
     stalled_ = options_.time_limit > 0 &&
                now - improved_ > kPatience * options_.time_limit;
     done_ = all_done || Ended() || stalled_;
     if (options_.progress && now - reported_ > kReportInterval) {
       reported_ = now;
-      options_.progress({proposals, now, best_.feasible, best_.step_time});
+      const Score best = best_.score();
+      options_.progress({proposals, now, best.feasible, best.step_time});
     }
-    if (options_.keep && to_keep_ != nullptr && best_.feasible &&
+    if (options_.keep && to_keep_ && best_.evaluation.feasible() &&
         now - kept_ > kKeepInterval) {
       kept_ = now;
-      options_.keep(std::exchange(to_keep_, nullptr)->best());
+      to_keep_ = false;
+      options_.keep(best_.plan);
     }
     if (done_) return;
     FindRestarts();
@@ -331,16 +345,30 @@ class Walk {
     ++rounds_;
   }
 
-  void BeginSharing() {
-    shares_links_ = true;
-    best_ = {};
-    for (Chain& chain : chains_) {
-      chain.BeginSharing();
-      const Score best = ScoreOf(chain.statistics().best);
-      if (!Better(best, best_)) continue;
-      best_ = best;
-      to_keep_ = &chain;
+  // Whether it is the best so far; where links are looked at, of those of which
+  // it is known what they lose.
+  bool SeeBest(const FoundPlan& found) {
+    if (shares_links_ && !found.shared && found.evaluation.feasible()) {
+      return false;
     }
+    if (!Better(found.score(), best_.score())) return false;
+    best_ = found;
+    improved_ = clock_.Seconds();
+    to_keep_ = true;
+    return true;
+  }
+
+  // Looks at shared links from here on, if the best plan loses on them.
+  void LookAtLinks() {
+    PriceShared(objective_, best_);
+    if (!LosesOnLinks(best_)) {
+      best_.shared = std::nullopt;
+      return;
+    }
+    shares_links_ = true;
+    PriceShared(objective_, start_);
+    SeeBest(start_);
+    for (Ladder& ladder : ladders_) ladder.best = {};
   }
 
   // A ladder that has found nothing better for long starts anew from random
@@ -352,7 +380,7 @@ class Walk {
       const bool first = ladder.rounds++ == 0;
       const size_t end = std::min(chains_.size(), (l + 1) * kRungs);
       for (size_t c = l * kRungs; c < end; ++c) {
-        const Score score = ScoreOf(chains_[c].evaluation());
+        const Score score = chains_[c].score();
         const bool begins = first && c == l * kRungs;
         if (!begins && !Better(score, ladder.best)) continue;
         ladder.best = score;
@@ -382,10 +410,11 @@ class Walk {
   bool stalled_ = false;
   bool shares_links_;
   size_t rounds_ = 0;
-  Score best_;
+  FoundPlan start_;
+  FoundPlan best_;
   double improved_;  // when, seconds
   double reported_ = 0;
-  const Chain* to_keep_ = nullptr;  // that has the best, unless it was kept
+  bool to_keep_ = false;  // the best was not kept yet
   double kept_ = 0;
 };
 
@@ -396,7 +425,7 @@ void AddStatistics(const Walk& walk, SearchResult& result) {
   result.restarts = walk.restarts();
   result.moves.resize(Moves().size());
   for (size_t c = 0; c < walk.chains().size(); ++c) {
-    const ChainStatistics& statistics = walk.chains()[c].statistics();
+    const ChainStatistics statistics = walk.chains()[c].statistics();
     result.chains.push_back(statistics);
     result.proposals += statistics.proposals;
     result.accepted += statistics.accepted;
@@ -412,24 +441,25 @@ void AddStatistics(const Walk& walk, SearchResult& result) {
   }
 }
 
-bool Faster(const FoundPlan& a, const FoundPlan& b) {
-  return Better(a.evaluation, b.evaluation);
-}
-
-// The `count` best of all that are far enough apart.
-std::vector<FoundPlan> BestOf(std::vector<FoundPlan> all, size_t count) {
-  std::ranges::stable_sort(all, Faster);
-  std::vector<FoundPlan> best;
-  for (FoundPlan& found : all) {
-    if (best.size() == count) break;
-    if (best.empty() ||
-        (found.evaluation.feasible() &&
-         found.evaluation.step_time.seconds() >=
-             (1 + kApart) * best.back().evaluation.step_time.seconds())) {
-      best.push_back(std::move(found));
-    }
+// `best`, then the best of the others that are far enough apart from all.
+std::vector<FoundPlan> BestOf(FoundPlan best, std::vector<FoundPlan> others,
+                              size_t count) {
+  std::ranges::stable_sort(others, [](const FoundPlan& a, const FoundPlan& b) {
+    return Better(a.score(), b.score());
+  });
+  std::vector<FoundPlan> chosen = {std::move(best)};
+  for (FoundPlan& found : others) {
+    if (chosen.size() == count) break;
+    const double time = found.score().step_time.seconds();
+    const bool apart =
+        std::ranges::none_of(chosen, [&](const FoundPlan& other) {
+          const double before = other.score().step_time.seconds();
+          return time < (1 + kApart) * before && before < (1 + kApart) * time;
+        });
+    if (apart && found.evaluation.feasible())
+      chosen.push_back(std::move(found));
   }
-  return best;
+  return chosen;
 }
 
 }  // namespace
@@ -449,70 +479,39 @@ Result<SearchResult> Search(const SearchSpace& space,
   result.baselines = std::move(starts.all_baselines);
   result.uniform = std::move(starts.uniform);
   result.uniform_strategies = starts.uniform_strategies;
-  result.shares_links = options.share_links && LosesOnLinks(objective, starts);
-  // From here on to the end step times are those of the walk.
-  const auto share = [&](const Plan& plan, Evaluation& evaluation) {
-    if (!result.shares_links || !evaluation.feasible()) return;
-    evaluation.step_time =
-        objective.QuickSharedStepTime(plan).value_or(evaluation.step_time);
-  };
-  const auto price = [&](const Plan& plan) {
-    FoundPlan priced = {plan, objective.Evaluate(plan)};
-    share(plan, priced.evaluation);
-    return priced;
-  };
-  if (result.shares_links) {
-    std::vector<FoundPlan> ranked;
-    std::ranges::transform(starts.ranked, std::back_inserter(ranked), price);
-    std::ranges::stable_sort(ranked, Faster);
-    std::ranges::transform(ranked, starts.ranked.begin(), &FoundPlan::plan);
-  }
-  result.best = starts.ranked[0];
-  result.evaluation = price(result.best).evaluation;
-  if (options.keep && result.evaluation.feasible()) options.keep(result.best);
 
-  Walk walk(space, objective, options, starts, ScoreOf(result.evaluation),
-            result.shares_links, clock);
+  FoundPlan best = {starts.ranked[0], objective.Evaluate(starts.ranked[0])};
+  if (options.keep && best.evaluation.feasible()) options.keep(best.plan);
+  if (options.share_links) PriceShared(objective, best);
+  const bool loses = LosesOnLinks(best);
+  if (!loses) best.shared = std::nullopt;
+
+  Walk walk(space, objective, options, starts, best, loses, clock);
   walk.Run(ThreadCount(options.threads));
-
   AddStatistics(walk, result);
-  // The walk may have come to share links since.
-  share(result.best, result.evaluation);
-  std::vector<FoundPlan> found = {{result.best, result.evaluation}};
-  for (const Chain& chain : walk.chains()) {
-    found.insert(found.end(), chain.bests().begin(), chain.bests().end());
-    if (Better(chain.statistics().best, result.evaluation)) {
-      result.best = chain.best();
-      result.evaluation = chain.statistics().best;
-    }
-  }
-  FoundPlan tidy = {result.best, {}};
+
+  best = walk.best();
+  FoundPlan tidy = {best.plan, {}};
   if (MakeCanonical(space, tidy.plan)) {
     tidy.evaluation = objective.Evaluate(tidy.plan);
     Tidy(
         space, objective, [&] { return clock.StoppedOrPast(1); }, tidy.plan,
         tidy.evaluation);
-    share(tidy.plan, tidy.evaluation);
-    if (!Better(result.evaluation, tidy.evaluation)) {
-      result.best = tidy.plan;
-      result.evaluation = tidy.evaluation;
+    if (best.shared) PriceShared(objective, tidy);
+    if (!Better(best.score(), tidy.score())) best = std::move(tidy);
+  }
+  result.best = best.plan;
+  result.evaluation = best.evaluation;
+
+  std::vector<FoundPlan> others = {walk.start()};
+  for (const Chain& chain : walk.chains()) {
+    for (const FoundPlan& found : chain.bests()) {
+      if (found.shared || !walk.shares_links()) others.push_back(found);
     }
   }
-  // A tidy plan that is no worse comes first among equals.
-  found.insert(found.begin(), {result.best, result.evaluation});
-  for (FoundPlan& priced : starts.priced) {
-    if (Better(priced.evaluation, result.evaluation)) {
-      share(priced.plan, priced.evaluation);
-    }
-    found.push_back(std::move(priced));
-  }
-  result.candidates = BestOf(std::move(found), options.candidates);
-  if (result.shares_links) {
-    for (FoundPlan& candidate : result.candidates) {
-      candidate.evaluation = objective.Evaluate(candidate.plan);
-    }
-    result.evaluation = objective.Evaluate(result.best);
-  }
+  std::ranges::move(starts.priced, std::back_inserter(others));
+  result.candidates =
+      BestOf(std::move(best), std::move(others), options.candidates);
   for (FoundPlan& candidate : result.candidates) {
     NameAxes(space.index, candidate.plan);
   }

@@ -15,9 +15,12 @@
 // since it started takes no other, and exchanges with none. Until then c(x) is
 // the overflow of the fullest device, over that of the chain's start.
 //
-// Where links are shared, a candidate that would be accepted is priced again
-// with what is lost on them, and c is the step time with that: sharing makes no
-// plan faster, so that what is rejected without it is rejected with it.
+// Where plans lose time on shared links, every second ladder from the first on
+// counts it: what is accepted is priced again with it, and c is the step time
+// with that. Sharing makes no plan faster, so that what is rejected without it
+// is rejected with it. As that takes its time, rounds of these have
+// kSharedRound steps. Of the other ladders the best plan so far is priced so
+// after each round.
 //
 // A ladder that has found nothing better for long starts anew from random
 // plans; what it had found stays found.
@@ -49,7 +52,8 @@ struct SearchProgress {
 
 inline constexpr int kRungs = 4;             // temperatures of a ladder
 inline constexpr double kBetweenRungs = 10;  // each over the next colder one
-inline constexpr int kRound = 64;  // steps of each chain between exchanges
+inline constexpr int kRound = 64;       // steps of each chain between exchanges
+inline constexpr int kSharedRound = 8;  // of those that count shared links
 inline constexpr double kKeepInterval = 2;      // seconds
 inline constexpr double kReportInterval = 0.1;  // seconds
 inline constexpr double kApart = 0.005;  // of candidates, of the step time
@@ -69,9 +73,8 @@ struct SearchOptions {
   // explore.
   double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
-  // Whether walks count what is lost on shared links: where that is known
-  // quickly, from the start if one of the likely starts loses more than kShared
-  // of its step so, or else from the first best plan on that does.
+  // Whether what is lost on shared links is looked at: as soon as the best plan
+  // so far is known to lose more than kShared of its step so.
   bool share_links = false;
   // Called at most ten times a second, one call at a time, or never.
   std::function<void(const SearchProgress&)> progress;
@@ -103,7 +106,8 @@ struct ChainStatistics {
   int64_t accepted = 0;
   std::vector<MoveStatistics> moves;  // in the order of the moves
   Evaluation start;
-  Evaluation best;
+  Evaluation best;  // with the least step time, links shared where known
+  std::optional<Duration> best_shared;
 };
 
 // The best plan of a chain improved.
@@ -111,24 +115,37 @@ struct TracePoint {
   int chain = 0;
   int64_t proposal = 0;  // of the chain, from 1
   Duration step_time;
+  std::optional<Duration> shared;
 };
+
+inline Score ScoreWith(const Evaluation& evaluation,
+                       std::optional<Duration> shared) {
+  Score score = ScoreOf(evaluation);
+  score.step_time = shared.value_or(score.step_time);
+  return score;
+}
 
 // A plan that the search has met.
 struct FoundPlan {
   Plan plan;
   Evaluation evaluation;
+  std::optional<Duration> shared =
+      {};  // the step time on shared links, if known
+
+  // With that.
+  Score score() const { return ScoreWith(evaluation, shared); }
 };
 
 struct SearchResult {
-  // By the step time with what is lost on shared links, where walks counted it.
-  // Evaluations are without, but for those of chains and their traces.
   Plan best;
   Evaluation evaluation;
+  // Whether what is lost on shared links was looked at: then `best` is the best
+  // of those of which it is known.
   bool shares_links = false;
-  // The best plan, then others in the order of their step times, each slower
-  // than the one before by kApart at least, so that what a better model makes
-  // of them differs: from what the chains have had for their best, the uniform
-  // plans and the baselines, as far as the constraints allow them.
+  // The best plan, then others in the order of their scores, whose step times
+  // are all apart by kApart at least, so that what a better model makes of them
+  // differs: from what the chains have had for their best, the uniform plans
+  // and the baselines, as far as the constraints allow them.
   std::vector<FoundPlan> candidates;
   // The best uniform plan that was swept, if any.
   std::optional<FoundPlan> uniform;
@@ -152,18 +169,20 @@ class Chain {
 
   // `space`, `objective` and `moves` outlive it. `unit` is the step time that
   // costs are in; zero: the start's. A chain that is `folded` changes equal
-  // layers of a stage together; one that `shares_links` counts what is lost on
-  // them, and goes to no plan of which that is not known. REQUIRES: `start` is
-  // canonical.
+  // layers of a stage together. REQUIRES: `start` is canonical.
   Chain(const SearchSpace& space, const Objective& objective,
         std::span<const Move> moves, Plan start, double temperature, Rng rng,
-        Duration unit = {}, bool folded = false, bool shares_links = false);
+        Duration unit = {}, bool folded = false);
 
   // One proposal; whether it was accepted.
   bool Step();
-  // From here on counts what is lost on shared links. Of the plans that were
-  // its best it keeps the last.
-  void BeginSharing();
+  // From here on costs count what is lost on shared links, and the chain goes
+  // to no plan of which that is not known. A plan that it stands on then counts
+  // without until it leaves it.
+  void ShareLinks();
+  bool shares_links() const { return shares_links_; }
+  // Finds what the best plan loses so, unless that is known.
+  void PriceBest();
   // Goes on from another plan. REQUIRES: `start` is canonical.
   void Restart(Plan start);
   // One proposed exchange of plans; whether it was accepted.
@@ -171,42 +190,50 @@ class Chain {
 
   const Plan& plan() const { return draft_.plan(); }
   const Evaluation& evaluation() const { return evaluation_; }
-  const Plan& best() const { return bests_.back().plan; }
-  const ChainStatistics& statistics() const { return statistics_; }
-  // What was the best plan for a while, the latest kMostBests of them.
+  // Its cost's: with shared links where it counts them.
+  Score score() const { return ScoreWith(evaluation_, shared_); }
+  // The best of bests() of which the time on shared links is known, if it is of
+  // any, or else the last.
+  const FoundPlan& best() const;
+  int64_t proposals() const { return statistics_.proposals; }
+  ChainStatistics statistics() const;
+  // What was the best plan for a while, by its own score, the latest kMostBests
+  // of them.
   std::span<const FoundPlan> bests() const { return bests_; }
   // Proposal numbers and step times at which the best plan improved.
   const std::vector<TracePoint>& trace() const { return trace_; }
 
  private:
-  // Cost in units of the start's; the step time, or the overflow while nothing
+  // That by which the chain has it for its best.
+  Score OwnScore(const FoundPlan& found) const {
+    return shares_links_ ? found.score() : ScoreOf(found.evaluation);
+  }
+  // In units of the start's; the step time, or the overflow while nothing
   // feasible was met.
-  double Cost(const Evaluation& evaluation) const;
+  double Cost(const Score& score) const;
   void SetUnit();
   // Prices the plan that it starts from.
   void PriceStart();
-  // Adds what is lost on shared links to a plan's step time. False where that
-  // is not known.
-  bool ShareLinks(const Plan& plan, Evaluation& evaluation) const;
   // Remembers the current plan where it is the best so far.
   void SeeBest();
   // Whether the chain goes to a candidate: `uniform`, from [0, 1), decides, and
   // is drawn when it first does.
-  bool Accepts(const Evaluation& evaluation, double log_ratio,
+  bool Accepts(const Score& score, double log_ratio,
                std::optional<double>& uniform);
 
   const Objective& objective_;
   std::span<const Move> moves_;
   bool folded_;
-  bool shares_links_;
+  bool shares_links_ = false;
   Draft draft_;
   std::shared_ptr<const PlanBasis> basis_;  // of the draft's plan
   Evaluation evaluation_;
+  std::optional<Duration> shared_;  // where it counts shared links
   std::vector<FoundPlan> bests_;
   double unit_ = 1;       // of the cost
   double time_unit_ = 0;  // of feasible plans; 0: the first one's
   Rng rng_;
-  ChainStatistics statistics_;
+  ChainStatistics statistics_;  // but for the best
   std::vector<TracePoint> trace_;
 };
 

@@ -69,7 +69,9 @@ void ExpectBoltzmannWeights(bool shares_links) {
                                        : objective.Evaluate(plan).step_time;
     return static_cast<double>(time.picoseconds);
   };
-  const double unit = step_time(start);
+  // The start's, from before the chain looks at links.
+  const auto unit =
+      static_cast<double>(objective.Evaluate(start).step_time.picoseconds);
   double total = 0;
   ForEachPlan(space, start, [&](const Plan& plan) {
     const double cost = step_time(plan) / unit;
@@ -92,8 +94,8 @@ void ExpectBoltzmannWeights(bool shares_links) {
       moves.push_back(move);
     }
   }
-  Chain chain(space, objective, moves, start, temperature, Rng(5), {},
-              /*folded=*/false, shares_links);
+  Chain chain(space, objective, moves, start, temperature, Rng(5));
+  if (shares_links) chain.ShareLinks();
   // Visits are correlated, so that the error is estimated from batch means.
   constexpr int kBatches = 40;
   constexpr int kSteps = 30'000;
@@ -309,14 +311,14 @@ TEST(Mcmc, AChainThatStartsAnewKeepsWhatItFound) {
   const ToyObjective objective(graph);
   Chain chain(space, objective, Moves(), Uniform(space, "tp=2"), 0.01, Rng(5));
   for (int i = 0; i < 2'000; ++i) chain.Step();
-  const Plan best = chain.best();
+  const Plan best = chain.best().plan;
   const Plan other = Uniform(space, "tp=2");
   ASSERT_LT(chain.statistics().best.step_time,
             objective.Evaluate(other).step_time);
   chain.Restart(other);
   EXPECT_EQ(chain.plan(), other);
   EXPECT_EQ(chain.evaluation(), objective.Evaluate(other));
-  EXPECT_EQ(chain.best(), best);
+  EXPECT_EQ(chain.best().plan, best);
   for (int i = 0; i < 200; ++i) chain.Step();
   EXPECT_EQ(chain.statistics().proposals, 2'200);
   EXPECT_EQ(chain.evaluation(), objective.Evaluate(chain.plan()));
@@ -389,7 +391,11 @@ TEST(Mcmc, FindsWhatIsFastestOnSharedLinks) {
   for (const FoundPlan& found : with->candidates) {
     EXPECT_EQ(found.evaluation, objective.Evaluate(found.plan));
     EXPECT_GE(shared(found.plan), shared(with->best));
+    if (found.shared) {
+      EXPECT_EQ(found.shared, shared(found.plan));
+    }
   }
+  EXPECT_EQ(with->candidates[0].shared, shared(with->best));
   for (const Baseline& baseline : with->baselines) {
     EXPECT_GE(shared(baseline.plan), shared(with->best)) << baseline.name;
     EXPECT_EQ(baseline.evaluation, objective.Evaluate(baseline.plan));
@@ -438,8 +444,8 @@ TEST(Mcmc, GoesToNoPlanWhoseSharedLinksAreUnknown) {
   const Cluster cluster = Ranks(4);
   const SearchSpace space(graph, cluster);
   const SharingObjective objective(graph, /*unknown=*/2);
-  Chain chain(space, objective, Moves(), Uniform(space, "tp=4"), 0.1, Rng(3),
-              {}, /*folded=*/false, /*shares_links=*/true);
+  Chain chain(space, objective, Moves(), Uniform(space, "tp=4"), 0.1, Rng(3));
+  chain.ShareLinks();
   int microbatched = 0;
   for (int i = 0; i < 3'000; ++i) {
     chain.Step();
@@ -492,7 +498,7 @@ TEST(Mcmc, TakesNoInfeasiblePlanOnceOneIsFeasible) {
     feasible = chain.evaluation().feasible();
   }
   EXPECT_TRUE(feasible);
-  EXPECT_TRUE(objective.Evaluate(chain.best()).feasible());
+  EXPECT_TRUE(objective.Evaluate(chain.best().plan).feasible());
 }
 
 TEST(Mcmc, StopsByFlagAndByTime) {
