@@ -23,6 +23,9 @@ namespace {
 // A network is fast where each device has this much of it: 100 Gb/s.
 constexpr double kFastNetwork = 12.5e9;
 
+// Of what is found so many may be the fastest with shared links.
+constexpr size_t kCandidates = 5;
+
 struct Answer {
   const Approach* approach = nullptr;
   bool advised = false;
@@ -40,6 +43,8 @@ struct Comparison {
   std::string name;
   std::string strategy;
   bool searched = false;
+  bool shares_links =
+      false;  // step times are with what is lost on shared links
 
   // The best of the answers that are advised and fit.
   const Answer* BestAdvised() const {
@@ -55,6 +60,24 @@ struct Comparison {
     return best;
   }
 };
+
+// Gives all plans the step times with what is lost on shared links, if that is
+// known of each that fits; whether it is.
+bool ShareLinks(const Evaluator& evaluator, std::vector<FoundPlan>& plans) {
+  bool all = true;
+  for (FoundPlan& found : plans) {
+    if (!found.evaluation.feasible()) continue;
+    if (!found.shared) {
+      found.shared = evaluator.QuickSharedStepTime(found.plan);
+    }
+    all = all && found.shared;
+  }
+  for (FoundPlan& found : plans) {
+    if (all) found.evaluation.step_time = found.score().step_time;
+    found.shared = std::nullopt;
+  }
+  return all;
+}
 
 std::string YesNo(bool yes) {
   return yes ? "yes" : "no";
@@ -118,7 +141,8 @@ std::string ComparisonText(const Comparison& c) {
   out += "\n";
   const Score found = ScoreOf(c.evaluation);
   std::vector<std::vector<std::string>> rows = {
-      {"  answer", "its best strategy", "step time", "to the plan"}};
+      {"  answer", "its best strategy",
+       c.shares_links ? "step time" : "links not shared", "to the plan"}};
   for (const Answer& answer : c.answers) {
     if (!answer.best) continue;
     const Score& score = answer.best->score;
@@ -185,6 +209,7 @@ Json ComparisonJson(const Comparison& c) {
                                        ToString(answer.best->strategy));
                                  })},
        {"found", std::move(found)},
+       {"shared_links", c.shares_links},
        {"best_advised", best == nullptr ? Json() : Json(best->approach->name)},
        {"verdict", Verdict(c)}});
 }
@@ -250,27 +275,45 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
     answer.best = BestOf(approach, space, evaluator, threads, stop);
     c.answers.push_back(std::move(answer));
   }
+  // The best plan of each answer, then what may be the answer here.
+  std::vector<FoundPlan> plans;
+  for (const Answer& answer : c.answers) {
+    if (!answer.best) continue;
+    Plan plan =
+        PlanFromStrategy(space.index, inputs.cluster, answer.best->strategy)
+            .value();
+    Evaluation evaluation = evaluator.Evaluate(plan);
+    plans.push_back({std::move(plan), std::move(evaluation)});
+  }
+  const size_t answers = plans.size();
   if (inputs.plan) {
-    c.plan = *inputs.plan;
-    c.evaluation = evaluator.Evaluate(c.plan);
+    plans.push_back({*inputs.plan, evaluator.Evaluate(*inputs.plan)});
   } else {
     SearchOptions search = SearchOptionsOf(options);
+    search.share_links = true;
+    search.candidates = kCandidates;
     search.stop = &interrupted;
-    for (const Answer& answer : c.answers) {
-      if (!answer.best) continue;
-      auto plan =
-          PlanFromStrategy(space.index, inputs.cluster, answer.best->strategy);
-      if (plan) search.starts.push_back(*std::move(plan));
-    }
+    for (const FoundPlan& answer : plans) search.starts.push_back(answer.plan);
     auto result = Search(space, evaluator, search);
     if (!result && interrupted) {
       return Error{ErrorCode::kInterrupted, "interrupted", "explain"};
     }
     if (!result) return result.error();
-    c.plan = std::move(result->best);
-    c.evaluation = std::move(result->evaluation);
+    std::ranges::move(result->candidates, std::back_inserter(plans));
     c.searched = true;
   }
+  c.shares_links = ShareLinks(evaluator, plans);
+  size_t next = 0;
+  for (Answer& answer : c.answers) {
+    if (answer.best) answer.best->score = plans[next++].score();
+  }
+  const auto best = std::min_element(
+      plans.begin() + static_cast<int64_t>(c.searched ? 0 : answers),
+      plans.end(), [](const FoundPlan& a, const FoundPlan& b) {
+        return Better(a.score(), b.score());
+      });
+  c.plan = std::move(best->plan);
+  c.evaluation = std::move(best->evaluation);
   c.band = StepTimeBand(inputs.cluster, c.evaluation.sources);
   c.name = TextbookName(space, c.plan);
   c.strategy = StrategyText(space.index, inputs.cluster, c.plan);

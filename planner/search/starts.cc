@@ -65,6 +65,9 @@ class AllowedObjective : public Objective {
     }
     return objective_.EvaluateUniform(index, cluster, strategy);
   }
+  std::optional<Duration> QuickSharedStepTime(const Plan& plan) const override {
+    return objective_.QuickSharedStepTime(plan);
+  }
   Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
                      const Strategy& strategy, Bound bound) const override {
     return objective_.BoundUniform(index, cluster, strategy, bound);
@@ -216,7 +219,11 @@ std::vector<Plan> Repeated(const SearchSpace& space) {
 }
 
 // Where no plan is there to start from.
-Error NothingValid(const SearchSpace& space) {
+Error NothingValid(const SearchSpace& space, bool in_time) {
+  if (!in_time) {
+    return Error{ErrorCode::kInfeasible,
+                 "there was no time to price a plan (--time-limit)", "search"};
+  }
   const auto why = PlanFromStrategy(space.index, *space.cluster, Strategy());
   const std::string what = space.constraints.empty()
                                ? "no valid plan was found"
@@ -254,7 +261,9 @@ class StartFinder {
     MakeOrders();
     Repair();
     Offload(kOffloadEnd);
-    if (starts_.ranked.empty()) return NothingValid(space_);
+    if (starts_.ranked.empty()) {
+      return NothingValid(space_, !clock_.Past(kOffloadEnd));
+    }
     return std::move(starts_);
   }
 
