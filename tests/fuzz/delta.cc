@@ -24,9 +24,22 @@ struct Case {
   int64_t seq_len;  // 0: it has none
   DType dtype;
   const char* cluster;
+  int times = 1;  // as many candidates as of others
 };
 
+// Candidates of small models take less.
+constexpr int kSmall = 16;
+
 constexpr Case kCases[] = {
+    {"gpt2-tiny", 16, 64, DType::kFloat32, "dgx-a100-80gb:2x2", kSmall},
+    {"mixtral-tiny", 16, 32, DType::kFloat32, "dgx-h100:1x4", kSmall},
+    {"deepseek-tiny", 16, 32, DType::kFloat32, "hgx-h800:1x4", kSmall},
+    {"t5-tiny", 16, 32, DType::kFloat32, "g5.48xlarge:1x4", kSmall},
+    {"bert-tiny", 16, 32, DType::kFloat32, "p100-edr:2x2", kSmall},
+    {"vit-tiny", 16, 0, DType::kFloat32, "dgx-a100-80gb:1x4", kSmall},
+    {"resnet-tiny", 16, 0, DType::kFloat32, "k80-fdr:2x2", kSmall},
+    {"rnn-tiny", 16, 16, DType::kFloat32, "k80-fdr:2x2", kSmall},
+    {"dlrm-tiny", 16, 0, DType::kFloat32, "dgx-a100-80gb:1x4", kSmall},
     {"alexnet", 4096, 0, DType::kFloat32, "k80-fdr:4"},
     {"vgg16", 1024, 0, DType::kFloat32, "p100-edr:4"},
     {"inception-v3", 1024, 0, DType::kFloat32, "p100-edr:4"},
@@ -68,7 +81,7 @@ int Run(const Settings& settings) {
     const Cluster cluster = MakeCluster(c.cluster).value();
     const testing::DeltaWalk walk = testing::WalkByDeltas(
         graph, cluster, static_cast<uint64_t>(settings.seed),
-        settings.candidates, settings.simulate);
+        c.times * settings.candidates, settings.simulate);
     different += std::ssize(walk.differences);
     const double change = walk.change_s / static_cast<double>(walk.candidates);
     const double whole = walk.whole_s / static_cast<double>(walk.candidates);
@@ -95,7 +108,7 @@ int Run(const Settings& settings) {
 int main(int argc, char** argv) {
   constexpr const char* kUsage =
       "usage: tessera_delta [FLAG N]...\n"
-      "  --candidates N  of each model (200)\n"
+      "  --candidates N  of each model, 16 times as many of small ones (200)\n"
       "  --seed N        of the walks (0)\n"
       "  --simulate N    every N-th is simulated from nothing, too (50)\n";
   tessera::Settings settings;
