@@ -581,9 +581,8 @@ Result<void> LoadCheckpoint(const std::string& path,
   }
 
   const TaskGraph& tasks = executor.tasks();
-  TESSERA_RETURN_IF_ERROR(CheckOptimizer(path, OptimizerOf(tasks)));
+  TESSERA_RETURN_IF_ERROR(CheckCheckpoint(path, OptimizerOf(tasks), graph));
   if (step) {
-    TESSERA_RETURN_IF_ERROR(CheckPadding(*file, graph, path));
     TESSERA_RETURN_IF_ERROR(CheckAllIsKept(*file, path, tasks, graph));
   }
   start.total = PersistentBytes(executor);
@@ -626,20 +625,21 @@ Result<void> LoadCheckpoint(const std::string& path,
   return {};
 }
 
-Result<void> CheckOptimizer(const std::string& path,
-                            std::string_view optimizer) {
+Result<void> CheckCheckpoint(const std::string& path,
+                             std::string_view optimizer, const Graph& graph) {
   if (!IsOneFile(path)) return {};
   TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
   const auto written = file.metadata().find("optimizer");
-  if (written == file.metadata().end() || written->second.empty() ||
-      optimizer.empty() || written->second == optimizer) {
-    return {};
+  if (written != file.metadata().end() && !written->second.empty() &&
+      !optimizer.empty() && written->second != optimizer) {
+    return InvalidInput("is a checkpoint of the optimizer '" + written->second +
+                            "', whose state is not that of '" +
+                            std::string(optimizer) +
+                            "' (its weights alone: --export)",
+                        path);
   }
-  return InvalidInput("is a checkpoint of the optimizer '" + written->second +
-                          "', whose state is not that of '" +
-                          std::string(optimizer) +
-                          "' (its weights alone: --export)",
-                      path);
+  TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
+  return step ? CheckPadding(file, graph, path) : Result<void>();
 }
 
 Result<std::optional<SavedRun>> SavedRunOf(const std::string& path) {

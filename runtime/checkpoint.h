@@ -39,7 +39,7 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
 // are weights alone, which may be a model's published ones
 // (runtime/published_files.h), laid out as `layout` says: the run starts at
 // step 0 with zero state. Errors name the tensor that is missing, or
-// has another type or shape, or both optimizers (CheckOptimizer).
+// has another type or shape, or both optimizers (CheckCheckpoint).
 Result<void> LoadCheckpoint(const std::string& path,
                             const PublishedLayout& layout, const Graph& graph,
                             RankExecutor& executor, StartUp start = {});
@@ -54,10 +54,11 @@ struct SavedRun {
 Result<std::optional<SavedRun>> SavedRunOf(const std::string& path);
 
 // An error that names both where the checkpoint is of a run of another
-// optimizer, whose state is not this one's. Files of weights alone are any
-// optimizer's, and so are checkpoints that do not say.
-Result<void> CheckOptimizer(const std::string& path,
-                            std::string_view optimizer);
+// optimizer, whose state is not this one's, or has other rows that pad a
+// vocabulary. Files of weights alone are any optimizer's, and so are
+// checkpoints that do not say.
+Result<void> CheckCheckpoint(const std::string& path,
+                             std::string_view optimizer, const Graph& graph);
 
 struct WeightFiles {
   std::string folder;

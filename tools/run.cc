@@ -625,7 +625,7 @@ Result<Job> ReadJob(const Options& options,
   if (!options.load.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
     TESSERA_RETURN_IF_ERROR(
-        CheckOptimizer(options.load, options.training.optimizer));
+        CheckCheckpoint(options.load, options.training.optimizer, graph));
     TESSERA_TRY(const auto saved, SavedRunOf(options.load));
     if (saved) {
       WarnOfOtherRun(options, graph, *saved, job.inputs);

@@ -6,14 +6,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
-#include <string_view>
-#include <utility>
 
 #include "planner/io/importer.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/delta_walk.h"
+#include "tests/support/number_flags.h"
 
 namespace tessera {
 namespace {
@@ -112,20 +110,13 @@ int main(int argc, char** argv) {
       "  --seed N        of the walks (0)\n"
       "  --simulate N    every N-th is simulated from nothing, too (50)\n";
   tessera::Settings settings;
-  const std::pair<std::string_view, int64_t*> flags[] = {
+  const tessera::testing::NumberFlag flags[] = {
       {"--candidates", &settings.candidates},
       {"--seed", &settings.seed},
       {"--simulate", &settings.simulate}};
-  for (int i = 1; i < argc; i += 2) {
-    const auto flag =
-        std::ranges::find(flags, std::string_view(argv[i]),
-                          &std::pair<std::string_view, int64_t*>::first);
-    if (flag == std::end(flags) || i + 1 == argc) {
-      const bool help = std::string_view(argv[i]) == "--help";
-      std::fputs(kUsage, help ? stdout : stderr);
-      return help ? 0 : 2;
-    }
-    *flag->second = std::atoll(argv[i + 1]);
+  if (const auto code =
+          tessera::testing::ReadNumberFlags(argc, argv, flags, kUsage)) {
+    return *code;
   }
   return tessera::Run(settings);
 }

@@ -7,15 +7,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <utility>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/mcmc.h"
+#include "tests/support/number_flags.h"
 #include "tests/support/small_instances.h"
 
 namespace tessera {
@@ -124,7 +122,7 @@ int main(int argc, char** argv) {
       "  --limit N      instances of more plans are passed over (1000000)\n"
       "  --show 1       prints the best plan beside one found instead\n";
   tessera::Settings settings;
-  const std::pair<std::string_view, int64_t*> flags[] = {
+  const tessera::testing::NumberFlag flags[] = {
       {"--instances", &settings.instances},
       {"--seeds", &settings.seeds},
       {"--first", &settings.first},
@@ -132,16 +130,9 @@ int main(int argc, char** argv) {
       {"--threads", &settings.threads},
       {"--limit", &settings.limit},
       {"--show", &settings.show}};
-  for (int i = 1; i < argc; i += 2) {
-    const auto flag =
-        std::ranges::find(flags, std::string_view(argv[i]),
-                          &std::pair<std::string_view, int64_t*>::first);
-    if (flag == std::end(flags) || i + 1 == argc) {
-      const bool help = std::string_view(argv[i]) == "--help";
-      std::fputs(kUsage, help ? stdout : stderr);
-      return help ? 0 : 2;
-    }
-    *flag->second = std::atoll(argv[i + 1]);
+  if (const auto code =
+          tessera::testing::ReadNumberFlags(argc, argv, flags, kUsage)) {
+    return *code;
   }
   return tessera::Run(settings);
 }
