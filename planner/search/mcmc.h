@@ -129,8 +129,8 @@ inline Score ScoreWith(const Evaluation& evaluation,
 struct FoundPlan {
   Plan plan;
   Evaluation evaluation;
-  std::optional<Duration> shared =
-      {};  // the step time on shared links, if known
+  // The step time with what is lost on shared links, where it is known.
+  std::optional<Duration> shared = {};
 
   // With that.
   Score score() const { return ScoreWith(evaluation, shared); }

@@ -23,7 +23,7 @@ struct Settings {
   int64_t instances = 200;
   int64_t seeds = 20;
   int64_t first = 0;
-  int64_t proposals = 24000;
+  int64_t proposals = 14000;
   int64_t threads = 0;        // of a search; 0: all cores
   int64_t limit = 1'000'000;  // of plans; instances of more are passed over
   int64_t show = 0;
@@ -117,7 +117,7 @@ int main(int argc, char** argv) {
       "  --instances N  how many are searched (200)\n"
       "  --first N      the first of them (0)\n"
       "  --seeds N      searches of each (20)\n"
-      "  --proposals N  of a search (24000)\n"
+      "  --proposals N  of a search (14000)\n"
       "  --threads N    of a search (all cores)\n"
       "  --limit N      instances of more plans are passed over (1000000)\n"
       "  --show 1       prints the best plan beside one found instead\n";
