@@ -105,6 +105,12 @@ Result<void> Announce(const Result<void>& written, const std::string& path,
                path};
 }
 
+// A text of the metadata; empty where there is none.
+std::string TextOf(const SafetensorsFile& file, std::string_view key) {
+  const auto found = file.metadata().find(key);
+  return found == file.metadata().end() ? "" : found->second;
+}
+
 // A whole number of the metadata, if it is there.
 template <typename Integer>
 Result<std::optional<Integer>> Count(const SafetensorsFile& file,
@@ -141,9 +147,7 @@ std::string PaddingText(const Graph& graph) {
 // same shapes.
 Result<void> CheckPadding(const SafetensorsFile& file, const Graph& graph,
                           const std::string& path) {
-  const auto found = file.metadata().find(kPadding);
-  const std::string theirs =
-      found == file.metadata().end() ? "" : found->second;
+  const std::string theirs = TextOf(file, kPadding);
   const std::string own = PaddingText(graph);
   if (theirs == own) return {};
   const auto named = [](const std::string& text) {
@@ -629,10 +633,9 @@ Result<void> CheckCheckpoint(const std::string& path,
                              std::string_view optimizer, const Graph& graph) {
   if (!IsOneFile(path)) return {};
   TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
-  const auto written = file.metadata().find("optimizer");
-  if (written != file.metadata().end() && !written->second.empty() &&
-      !optimizer.empty() && written->second != optimizer) {
-    return InvalidInput("is a checkpoint of the optimizer '" + written->second +
+  const std::string written = TextOf(file, "optimizer");
+  if (!written.empty() && !optimizer.empty() && written != optimizer) {
+    return InvalidInput("is a checkpoint of the optimizer '" + written +
                             "', whose state is not that of '" +
                             std::string(optimizer) +
                             "' (its weights alone: --export)",
@@ -647,14 +650,10 @@ Result<std::optional<SavedRun>> SavedRunOf(const std::string& path) {
   TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
   TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
   if (!step) return std::optional<SavedRun>();
-  const auto text = [&](std::string_view key) {
-    const auto found = file.metadata().find(key);
-    return found == file.metadata().end() ? std::string() : found->second;
-  };
   SavedRun run;
   TESSERA_TRY(run.seed, Count<uint64_t>(file, "seed", path));
-  run.graph = text("graph");
-  run.stochastic_rounding = text(kRounding) == kStochastic;
+  run.graph = TextOf(file, "graph");
+  run.stochastic_rounding = TextOf(file, kRounding) == kStochastic;
   return std::optional(std::move(run));
 }
 

@@ -43,8 +43,7 @@ struct Comparison {
   std::string name;
   std::string strategy;
   bool searched = false;
-  bool shares_links =
-      false;  // step times are with what is lost on shared links
+  bool shares_links = false;  // step times are with shared links
 
   // The best of the answers that are advised and fit.
   const Answer* BestAdvised() const {
@@ -66,11 +65,8 @@ struct Comparison {
 bool ShareLinks(const Evaluator& evaluator, std::vector<FoundPlan>& plans) {
   bool all = true;
   for (FoundPlan& found : plans) {
-    if (!found.evaluation.feasible()) continue;
-    if (!found.shared) {
-      found.shared = evaluator.QuickSharedStepTime(found.plan);
-    }
-    all = all && found.shared;
+    PriceShared(evaluator, found);
+    all = all && (found.shared || !found.evaluation.feasible());
   }
   for (FoundPlan& found : plans) {
     if (all) found.evaluation.step_time = found.score().step_time;

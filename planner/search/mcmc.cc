@@ -25,12 +25,6 @@ constexpr double kWalkEnd = 0.9;
 // The part of a time limit without an improvement after which a walk ends.
 constexpr double kPatience = 0.5;
 
-// Sets what is known of a plan's step on shared links.
-void PriceShared(const Objective& objective, FoundPlan& found) {
-  if (found.shared || !found.evaluation.feasible()) return;
-  found.shared = objective.QuickSharedStepTime(found.plan);
-}
-
 bool LosesOnLinks(const FoundPlan& found) {
   return found.shared &&
          found.shared->seconds() >
@@ -43,6 +37,11 @@ bool LosesOnLinks(const FoundPlan& found) {
 constexpr int64_t kLeastRounds = 8;
 
 }  // namespace
+
+void PriceShared(const Objective& objective, FoundPlan& found) {
+  if (found.shared || !found.evaluation.feasible()) return;
+  found.shared = objective.QuickSharedStepTime(found.plan);
+}
 
 Chain::Chain(const SearchSpace& space, const Objective& objective,
              std::span<const Move> moves, Plan start, double temperature,

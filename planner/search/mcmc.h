@@ -136,6 +136,9 @@ struct FoundPlan {
   Score score() const { return ScoreWith(evaluation, shared); }
 };
 
+// Sets what is known of a plan that fits on shared links, unless it is set.
+void PriceShared(const Objective& objective, FoundPlan& found);
+
 struct SearchResult {
   Plan best;
   Evaluation evaluation;

@@ -8,36 +8,16 @@
 #include <cstdio>
 #include <string>
 
-#include "planner/io/importer.h"
-#include "planner/topology/topologies.h"
 #include "tests/support/delta_walk.h"
 #include "tests/support/number_flags.h"
 
 namespace tessera {
 namespace {
 
-struct Case {
-  const char* model;
-  int64_t batch;
-  int64_t seq_len;  // 0: it has none
-  DType dtype;
-  const char* cluster;
-  int times = 1;  // as many candidates as of others
-};
+// Candidates of small models take less: so many times as many.
+constexpr int64_t kSmall = 16;
 
-// Candidates of small models take less.
-constexpr int kSmall = 16;
-
-constexpr Case kCases[] = {
-    {"gpt2-tiny", 16, 64, DType::kFloat32, "dgx-a100-80gb:2x2", kSmall},
-    {"mixtral-tiny", 16, 32, DType::kFloat32, "dgx-h100:1x4", kSmall},
-    {"deepseek-tiny", 16, 32, DType::kFloat32, "hgx-h800:1x4", kSmall},
-    {"t5-tiny", 16, 32, DType::kFloat32, "g5.48xlarge:1x4", kSmall},
-    {"bert-tiny", 16, 32, DType::kFloat32, "p100-edr:2x2", kSmall},
-    {"vit-tiny", 16, 0, DType::kFloat32, "dgx-a100-80gb:1x4", kSmall},
-    {"resnet-tiny", 16, 0, DType::kFloat32, "k80-fdr:2x2", kSmall},
-    {"rnn-tiny", 16, 16, DType::kFloat32, "k80-fdr:2x2", kSmall},
-    {"dlrm-tiny", 16, 0, DType::kFloat32, "dgx-a100-80gb:1x4", kSmall},
+constexpr testing::DeltaCase kLarge[] = {
     {"alexnet", 4096, 0, DType::kFloat32, "k80-fdr:4"},
     {"vgg16", 1024, 0, DType::kFloat32, "p100-edr:4"},
     {"inception-v3", 1024, 0, DType::kFloat32, "p100-edr:4"},
@@ -67,36 +47,30 @@ int Run(const Settings& settings) {
               "cluster", "candidates", "accepted", "different", "change, us",
               "whole, us", "simulated", "whole/", "simulated/");
   int64_t different = 0;
-  for (const Case& c : kCases) {
-    ImportOptions options;
-    options.global_batch = c.batch;
-    if (c.seq_len > 0) options.seq_len = c.seq_len;
-    options.dtype = c.dtype;
-    const Graph graph =
-        Differentiate(
-            ImportModel("zoo:" + std::string(c.model), options).value())
-            .value();
-    const Cluster cluster = MakeCluster(c.cluster).value();
+  const auto run = [&](const testing::DeltaCase& c, int64_t candidates) {
     const testing::DeltaWalk walk = testing::WalkByDeltas(
-        graph, cluster, static_cast<uint64_t>(settings.seed),
-        c.times * settings.candidates, settings.simulate);
-    different += std::ssize(walk.differences);
+        c, static_cast<uint64_t>(settings.seed), candidates, settings.simulate);
+    different += walk.different;
     const double change = walk.change_s / static_cast<double>(walk.candidates);
     const double whole = walk.whole_s / static_cast<double>(walk.candidates);
     const double simulated =
         walk.simulated_s /
         static_cast<double>(std::max<int64_t>(1, walk.simulated));
     std::printf(
-        "%-22s %-18s %10lld %9lld %9zu %12.1f %12.1f %12.1f %7.1f %9.1f\n",
+        "%-22s %-18s %10lld %9lld %9lld %12.1f %12.1f %12.1f %7.1f %9.1f\n",
         c.model, c.cluster, static_cast<long long>(walk.candidates),
-        static_cast<long long>(walk.accepted), walk.differences.size(),
-        change * 1e6, whole * 1e6, simulated * 1e6, whole / change,
-        simulated / change);
+        static_cast<long long>(walk.accepted),
+        static_cast<long long>(walk.different), change * 1e6, whole * 1e6,
+        simulated * 1e6, whole / change, simulated / change);
     for (const std::string& difference : walk.differences) {
       std::printf("  %s\n", difference.c_str());
     }
     std::fflush(stdout);
+  };
+  for (const testing::DeltaCase& c : testing::SmallDeltaCases()) {
+    run(c, kSmall * settings.candidates);
   }
+  for (const testing::DeltaCase& c : kLarge) run(c, settings.candidates);
   return different == 0 ? 0 : 1;
 }
 

@@ -9,12 +9,14 @@
 #include "costmodel/price.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/rng.h"
+#include "planner/io/importer.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/draft.h"
 #include "planner/search/experts.h"
 #include "planner/search/move.h"
 #include "planner/search/search_space.h"
+#include "planner/topology/topologies.h"
 
 namespace tessera::testing {
 namespace {
@@ -34,9 +36,32 @@ double Seconds(Do what) {
 
 }  // namespace
 
-DeltaWalk WalkByDeltas(const Graph& graph, const Cluster& cluster,
-                       uint64_t seed, int64_t candidates,
+std::span<const DeltaCase> SmallDeltaCases() {
+  static constexpr DeltaCase kCases[] = {
+      {"gpt2-tiny", 16, 64, DType::kFloat32, "dgx-a100-80gb:2x2"},
+      {"mixtral-tiny", 16, 32, DType::kFloat32, "dgx-h100:1x4"},
+      {"deepseek-tiny", 16, 32, DType::kFloat32, "hgx-h800:1x4"},
+      {"t5-tiny", 16, 32, DType::kFloat32, "g5.48xlarge:1x4"},
+      {"bert-tiny", 16, 32, DType::kFloat32, "p100-edr:2x2"},
+      {"vit-tiny", 16, 0, DType::kFloat32, "dgx-a100-80gb:1x4"},
+      {"resnet-tiny", 16, 0, DType::kFloat32, "k80-fdr:2x2"},
+      {"nmt-tiny", 16, 16, DType::kFloat32, "k80-fdr:2x4"},
+      {"dlrm-tiny", 16, 0, DType::kFloat32, "dgx-a100-80gb:1x4"},
+  };
+  return kCases;
+}
+
+DeltaWalk WalkByDeltas(const DeltaCase& of, uint64_t seed, int64_t candidates,
                        int64_t simulate_every) {
+  ImportOptions options;
+  options.global_batch = of.batch;
+  if (of.seq_len > 0) options.seq_len = of.seq_len;
+  options.dtype = of.dtype;
+  const Graph graph =
+      Differentiate(
+          ImportModel("zoo:" + std::string(of.model), options).value())
+          .value();
+  const Cluster cluster = MakeCluster(of.cluster).value();
   const SearchSpace space(graph, cluster);
   const Evaluator by_change(graph, cluster, nullptr, {},
                             Evaluator::kMostInSearch);
@@ -81,6 +106,7 @@ DeltaWalk WalkByDeltas(const Graph& graph, const Cluster& cluster,
     });
     walk.whole_s += Seconds([&] { whole = by_whole.Evaluate(plan); });
     ++walk.candidates;
+    walk.different += changed != whole;
     if (changed != whole && walk.differences.size() < kMostDifferences) {
       walk.differences.push_back(std::string(move.name) + ": " +
                                  std::to_string(changed.step_time.seconds()) +
