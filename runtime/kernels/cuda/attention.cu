@@ -58,8 +58,10 @@ __global__ void __launch_bounds__(kThreads)
 // Elements i and, if there are two, i + 1; by one access where they are pairs.
 __device__ float2 TwoOf(const Elements<Any>& from, int64_t i, bool two,
                         bool in_pairs) {
-  if (in_pairs) return LoadTwo(from, i);
-  return make_float2(from.Get(i), two ? from.Get(i + 1) : 0.0f);
+  if (!in_pairs) return make_float2(from.Get(i), two ? from.Get(i + 1) : 0.0f);
+  float2 pair;
+  InPairs(from, [&](const auto* pairs) { pair = LoadTwo(pairs + i / 2); });
+  return pair;
 }
 
 // A warp writes the two statistics of one row (AttentionBackward::statistics).

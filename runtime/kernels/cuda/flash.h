@@ -14,32 +14,37 @@
 
 namespace tessera {
 
-// Elements i and i + 1 at once. REQUIRES: both i and the data's address are
-// multiples of two elements.
-inline __device__ float2 LoadTwo(const Elements<Any>& from, int64_t i) {
-  switch (from.dtype) {
-    case DType::kBFloat16:
-      return __bfloat1622float2(
-          static_cast<const __nv_bfloat162*>(from.data)[i / 2]);
-    case DType::kFloat16:
-      return __half22float2(static_cast<const __half2*>(from.data)[i / 2]);
-    default:
-      return static_cast<const float2*>(from.data)[i / 2];
-  }
+// Two neighbouring elements, as fp32.
+inline __device__ float2 LoadTwo(const __nv_bfloat162* from) {
+  return __bfloat1622float2(*from);
 }
-inline __device__ void StoreTwo(const Elements<Any>& to, int64_t i,
-                                float2 value) {
-  switch (to.dtype) {
+inline __device__ float2 LoadTwo(const __half2* from) {
+  return __half22float2(*from);
+}
+inline __device__ float2 LoadTwo(const float2* from) {
+  return *from;
+}
+inline __device__ void StoreTwo(__nv_bfloat162* to, float2 value) {
+  *to = __floats2bfloat162_rn(value.x, value.y);
+}
+inline __device__ void StoreTwo(__half2* to, float2 value) {
+  *to = __floats2half2_rn(value.x, value.y);
+}
+inline __device__ void StoreTwo(float2* to, float2 value) {
+  *to = value;
+}
+
+// body(pairs): a tensor's elements, two at a time. REQUIRES: its address is a
+// multiple of two elements.
+template <typename Body>
+__device__ void InPairs(const Elements<Any>& of, Body body) {
+  switch (of.dtype) {
     case DType::kBFloat16:
-      static_cast<__nv_bfloat162*>(to.data)[i / 2] =
-          __floats2bfloat162_rn(value.x, value.y);
-      break;
+      return body(static_cast<__nv_bfloat162*>(of.data));
     case DType::kFloat16:
-      static_cast<__half2*>(to.data)[i / 2] =
-          __floats2half2_rn(value.x, value.y);
-      break;
+      return body(static_cast<__half2*>(of.data));
     default:
-      static_cast<float2*>(to.data)[i / 2] = value;
+      return body(static_cast<float2*>(of.data));
   }
 }
 
@@ -51,6 +56,27 @@ struct PositionRange {
 constexpr int kRangeRows = 32;
 
 constexpr uint32_t kNoWindow = 1u << 31;
+
+// Who sees whom, in one comparison for each pair: a query at p sees the keys at
+// positions in (p + shift - span, p + shift], modulo 2^32, except those that
+// are never shown.
+struct Sight {
+  uint32_t shift;
+  uint32_t span;
+  bool shows_negative;
+
+  // Of a query.
+  __host__ __device__ uint32_t Of(int32_t query) const {
+    return static_cast<uint32_t>(query) + shift;
+  }
+  __host__ __device__ bool Shows(int32_t key) const {
+    return shows_negative || key >= 0;
+  }
+  // REQUIRES: Shows(key).
+  __host__ __device__ bool Sees(uint32_t sight, int32_t key) const {
+    return sight - static_cast<uint32_t>(key) < span;
+  }
+};
 
 // What a tile of queries sees of a tile of keys.
 enum class Seen { kNothing, kSome, kAll };
@@ -78,12 +104,15 @@ struct AttentionProblem {
     return (int64_t{sample} * t + key) * g + group;
   }
 
+  __host__ __device__ Sight sight() const {
+    if (causal) return {0, window, true};
+    // All that are at most 2^31 away on either side.
+    if (window == kNoWindow) return {kNoWindow, ~0u, false};
+    return {window - 1, 2 * window - 1, false};
+  }
   __host__ __device__ bool Sees(int32_t query, int32_t key) const {
-    const uint32_t behind =
-        static_cast<uint32_t>(query) - static_cast<uint32_t>(key);
-    if (causal) return behind < window;
-    return key >= 0 &&
-           (window == kNoWindow || behind + (window - 1) < 2 * window - 1);
+    const Sight by = sight();
+    return by.Shows(key) && by.Sees(by.Of(query), key);
   }
 
   // The range of rows [first, first + rows) of a sample, of which there are n.

@@ -12,12 +12,13 @@ namespace {
 
 using namespace flash;
 
-// Tile sizes. What a block holds are 16 rows of each of kWarps warps, what it
-// goes through are kStep rows at a time; kColumns columns of dk and dv are a
-// block's. kWidth is the head's, rounded up.
+// Tile sizes. What a block holds are 16 kBlocks rows of each of kWarps warps,
+// what it goes through are kStep rows at a time; kColumns columns of dk and dv
+// are a block's. kWidth is the head's, rounded up.
 template <int kWidth>
 struct KeyGradients {
   static constexpr int kWarps = kWidth == 128 ? 8 : 4;
+  static constexpr int kBlocks = 1;
   static constexpr int kStep = kWidth == 256 ? 32 : 64;
   static constexpr int kColumns = kWidth == 256 ? 128 : kWidth;
   static constexpr int kBlocksPerMultiprocessor = kWidth == 64   ? 3
@@ -27,16 +28,19 @@ struct KeyGradients {
 template <int kWidth>
 struct QueryGradients {
   static constexpr int kWarps = kWidth == 128 ? 8 : 4;
+  static constexpr int kBlocks = 1;
   static constexpr int kStep = kWidth == 256 ? 32 : 64;
   static constexpr int kBlocksPerMultiprocessor = kWidth == 64   ? 3
                                                   : kWidth == 96 ? 2
                                                                  : 1;
 };
+template <typename Sizes>
+constexpr int kRows = 16 * Sizes::kBlocks* Sizes::kWarps;
 
 // Shared memory: two tiles that the block holds, two stages of two that it goes
 // through, each with two statistics of its rows.
 template <typename Sizes, int kWidth>
-constexpr size_t kSharedBytes = 2 * TileBytes<kWidth>(16 * Sizes::kWarps) +
+constexpr size_t kSharedBytes = 2 * TileBytes<kWidth>(kRows<Sizes>) +
                                 4 * TileBytes<kWidth>(Sizes::kStep) +
                                 4 * Sizes::kStep * sizeof(float);
 
@@ -47,7 +51,8 @@ __global__ void __launch_bounds__(
     FlashKeyGradients(AttentionBackward call) {
   using Sizes = KeyGradients<kWidth>;
   constexpr int kThreads = 32 * Sizes::kWarps;
-  constexpr int kKeys = 16 * Sizes::kWarps;
+  constexpr int kBlocks = Sizes::kBlocks;
+  constexpr int kKeys = kRows<Sizes>;
   constexpr int kQueries = Sizes::kStep;
   constexpr int kColumns = Sizes::kColumns;
   constexpr int kTileElements = kQueries * kPitch<kWidth>;
@@ -67,22 +72,25 @@ __global__ void __launch_bounds__(
   const int first_column = blockIdx.y % kParts * kColumns;
   const int sample = blockIdx.z;
   const int lane = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 * 16;
+  const int warp_row = threadIdx.x / 32 * 16 * kBlocks;
   const PositionRange range = p.Keys(sample, first, kKeys);
   const int tiles = (p.s + kQueries - 1) / kQueries;
   const bool whole = first + kKeys <= p.t;
-  const auto seen = [&](int tile) {
-    const Seen seen =
-        p.SeenOf(p.Queries(sample, tile * kQueries, kQueries), range);
-    return seen == Seen::kAll && !whole ? Seen::kSome : seen;
+  // A tile of queries of one head, which see something of the keys: those of
+  // one head after the other.
+  struct Step {
+    int number;
+    Seen seen;
   };
-  // Steps are tiles of queries of one head after the other.
   const int steps = p.r * tiles;
-  const auto next_after = [&](int step) {
-    do {
-      ++step;
-    } while (step < steps && seen(step % tiles) == Seen::kNothing);
-    return step;
+  const auto next_after = [&](int number) -> Step {
+    while (++number < steps) {
+      const Seen seen = p.SeenOf(
+          p.Queries(sample, number % tiles * kQueries, kQueries), range);
+      if (seen == Seen::kNothing) continue;
+      return {number, whole ? seen : Seen::kSome};
+    }
+    return {steps, Seen::kNothing};
   };
   const auto copy_queries = [&](int step, int stage) {
     const int query = step % tiles * kQueries;
@@ -107,8 +115,8 @@ __global__ void __launch_bounds__(
     }
   };
 
-  int step = next_after(-1);
-  if (step < steps) {
+  Step step = next_after(-1);
+  if (step.number < steps) {
     const int64_t row = p.KeyRow(sample, first, group);
     CopyTile<T, kKeys, kWidth, kThreads>(
         keys, static_cast<const T*>(call.k) + row * p.d, int64_t{p.g} * p.d,
@@ -116,67 +124,88 @@ __global__ void __launch_bounds__(
     CopyTile<T, kKeys, kWidth, kThreads>(
         values, static_cast<const T*>(call.v) + row * p.e, int64_t{p.g} * p.e,
         p.t - first, p.e);
-    copy_queries(step, 0);
+    copy_queries(step.number, 0);
   }
   CommitCopies();
 
-  int32_t position[2];
-  bool exists[2];
+  const Sight sight = p.sight();
+  // Row 2 block + half of a thread.
+  int32_t position[2 * kBlocks];
+  bool shown[2 * kBlocks];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int key = first + warp_row + 8 * half + lane / 4;
-    exists[half] = key < p.t;
-    position[half] =
-        exists[half] ? p.key_positions[int64_t{sample} * p.t + key] : 0;
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    const int key = first + warp_row + 8 * i + lane / 4;
+    const bool exists = key < p.t;
+    position[i] = exists ? p.key_positions[int64_t{sample} * p.t + key] : 0;
+    shown[i] = exists && sight.Shows(position[i]);
   }
-  float dk[1][kColumns / 8][4];
-  float dv[1][kColumns / 8][4];
+  float dk[kBlocks][kColumns / 8][4];
+  float dv[kBlocks][kColumns / 8][4];
   Clear(dk);
   Clear(dv);
   const float scale = p.scale * kLog2E;
-  for (int stage = 0; step < steps; stage ^= 1) {
+  for (int stage = 0; step.number < steps; stage ^= 1) {
     WaitForCopies<0>();
     __syncthreads();
-    const int next = next_after(step);
-    if (next < steps) copy_queries(next, stage ^ 1);
+    const Step next = next_after(step.number);
+    if (next.number < steps) copy_queries(next.number, stage ^ 1);
     CommitCopies();
 
     const T* const q = queries + stage * kTileElements;
     const T* const d_o = gradients + stage * kTileElements;
     const float* const lse = statistics + 2 * stage * kQueries;
     const float* const dot = lse + kQueries;
-    float weights[1][kQueries / 8][4];
+    float weights[kBlocks][kQueries / 8][4];
     Clear(weights);
     MultiplyTransposed<T, kWidth>(keys + warp_row * kPitch<kWidth>, q, weights);
-    const bool masked = seen(step % tiles) == Seen::kSome;
 #pragma unroll
     for (int column = 0; column < kQueries / 8; ++column) {
       const int x = 8 * column + lane % 4 * 2;
+      const float2 shift = *reinterpret_cast<const float2*>(lse + x);
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        const float shift = -lse[x + odd];
-        float* const c = weights[0][column];
-        c[odd] = Exp2(fmaf(c[odd], scale, shift));
-        c[2 + odd] = Exp2(fmaf(c[2 + odd], scale, shift));
-        if (!masked) continue;
-        const int query = min(step % tiles * kQueries + x + odd, p.s - 1);
-        const int32_t at = p.query_positions[int64_t{sample} * p.s + query];
-        if (!exists[0] || !p.Sees(at, position[0])) c[odd] = 0;
-        if (!exists[1] || !p.Sees(at, position[1])) c[2 + odd] = 0;
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& weight = weights[block][column][i];
+          weight = Exp2(fmaf(weight, scale, i % 2 == 0 ? -shift.x : -shift.y));
+        }
+      }
+    }
+    if (step.seen == Seen::kSome) {
+#pragma unroll
+      for (int column = 0; column < kQueries / 8; ++column) {
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const int query = min(
+              step.number % tiles * kQueries + 8 * column + lane % 4 * 2 + odd,
+              p.s - 1);
+          const uint32_t sees =
+              sight.Of(p.query_positions[int64_t{sample} * p.s + query]);
+#pragma unroll
+          for (int i = 0; i < 2 * kBlocks; ++i) {
+            float& weight = weights[i / 2][column][i % 2 * 2 + odd];
+            weight = shown[i] && sight.Sees(sees, position[i]) ? weight : 0;
+          }
+        }
       }
     }
     MultiplyWeights<T, kWidth>(weights, d_o + first_column, dv);
-    float slopes[1][kQueries / 8][4];
+    float slopes[kBlocks][kQueries / 8][4];
     Clear(slopes);
     MultiplyTransposed<T, kWidth>(values + warp_row * kPitch<kWidth>, d_o,
                                   slopes);
 #pragma unroll
     for (int column = 0; column < kQueries / 8; ++column) {
       const int x = 8 * column + lane % 4 * 2;
+      const float2 shift = *reinterpret_cast<const float2*>(dot + x);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        slopes[0][column][i] =
-            weights[0][column][i] * (slopes[0][column][i] - dot[x + i % 2]);
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& slope = slopes[block][column][i];
+          slope = weights[block][column][i] *
+                  (slope - (i % 2 == 0 ? shift.x : shift.y));
+        }
       }
     }
     MultiplyWeights<T, kWidth>(slopes, q + first_column, dk);
@@ -197,7 +226,8 @@ __global__ void __launch_bounds__(
     FlashQueryGradients(AttentionBackward call) {
   using Sizes = QueryGradients<kWidth>;
   constexpr int kThreads = 32 * Sizes::kWarps;
-  constexpr int kQueries = 16 * Sizes::kWarps;
+  constexpr int kBlocks = Sizes::kBlocks;
+  constexpr int kQueries = kRows<Sizes>;
   constexpr int kKeys = Sizes::kStep;
   constexpr int kTileElements = kKeys * kPitch<kWidth>;
   const AttentionProblem& p = call.problem;
@@ -213,18 +243,21 @@ __global__ void __launch_bounds__(
   const int group = head / p.r;
   const int sample = blockIdx.z;
   const int lane = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 * 16;
+  const int warp_row = threadIdx.x / 32 * 16 * kBlocks;
   const PositionRange range = p.Queries(sample, first, kQueries);
   const int tiles = (p.t + kKeys - 1) / kKeys;
-  const auto seen = [&](int tile) {
-    const Seen seen = p.SeenOf(range, p.Keys(sample, tile * kKeys, kKeys));
-    return seen == Seen::kAll && (tile + 1) * kKeys > p.t ? Seen::kSome : seen;
+  // A tile of keys that the queries see something of.
+  struct Step {
+    int tile;
+    Seen seen;
   };
-  const auto next_after = [&](int tile) {
-    do {
-      ++tile;
-    } while (tile < tiles && seen(tile) == Seen::kNothing);
-    return tile;
+  const auto next_after = [&](int tile) -> Step {
+    while (++tile < tiles) {
+      const Seen seen = p.SeenOf(range, p.Keys(sample, tile * kKeys, kKeys));
+      if (seen == Seen::kNothing) continue;
+      return {tile, (tile + 1) * kKeys > p.t ? Seen::kSome : seen};
+    }
+    return {tiles, Seen::kNothing};
   };
   const auto copy_keys = [&](int tile, int stage) {
     const int key = tile * kKeys;
@@ -238,8 +271,8 @@ __global__ void __launch_bounds__(
         p.t - key, p.e);
   };
 
-  int tile = next_after(-1);
-  if (tile < tiles) {
+  Step step = next_after(-1);
+  if (step.tile < tiles) {
     const int64_t row = p.Row(sample, first, head);
     CopyTile<T, kQueries, kWidth, kThreads>(
         queries, static_cast<const T*>(call.q) + row * p.d,
@@ -247,63 +280,75 @@ __global__ void __launch_bounds__(
     CopyTile<T, kQueries, kWidth, kThreads>(
         gradients, static_cast<const T*>(call.d_o) + row * p.e,
         int64_t{p.heads()} * p.e, p.s - first, p.e);
-    copy_keys(tile, 0);
+    copy_keys(step.tile, 0);
   }
   CommitCopies();
 
-  int32_t position[2];
-  float lse[2];
-  float dot[2];
+  const Sight sight = p.sight();
+  // Row 2 block + half of a thread.
+  uint32_t sees[2 * kBlocks];
+  float lse[2 * kBlocks];
+  float dot[2 * kBlocks];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int query = min(first + warp_row + 8 * half + lane / 4, p.s - 1);
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    const int query = min(first + warp_row + 8 * i + lane / 4, p.s - 1);
     const int64_t row = call.StatisticRow(sample, head) + query;
-    position[half] = p.query_positions[int64_t{sample} * p.s + query];
-    lse[half] = call.statistics[row];
-    dot[half] = call.statistics[call.statistic_rows() + row];
+    sees[i] = sight.Of(p.query_positions[int64_t{sample} * p.s + query]);
+    lse[i] = call.statistics[row];
+    dot[i] = call.statistics[call.statistic_rows() + row];
   }
-  float dq[1][kWidth / 8][4];
+  float dq[kBlocks][kWidth / 8][4];
   Clear(dq);
   const float scale = p.scale * kLog2E;
-  for (int stage = 0; tile < tiles; stage ^= 1) {
+  for (int stage = 0; step.tile < tiles; stage ^= 1) {
     WaitForCopies<0>();
     __syncthreads();
-    const int next = next_after(tile);
-    if (next < tiles) copy_keys(next, stage ^ 1);
+    const Step next = next_after(step.tile);
+    if (next.tile < tiles) copy_keys(next.tile, stage ^ 1);
     CommitCopies();
 
     const T* const k = keys + stage * kTileElements;
-    float weights[1][kKeys / 8][4];
+    float weights[kBlocks][kKeys / 8][4];
     Clear(weights);
     MultiplyTransposed<T, kWidth>(queries + warp_row * kPitch<kWidth>, k,
                                   weights);
-    float slopes[1][kKeys / 8][4];
+    if (step.seen == Seen::kSome) {
+#pragma unroll
+      for (int column = 0; column < kKeys / 8; ++column) {
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const int key = step.tile * kKeys + 8 * column + lane % 4 * 2 + odd;
+          const bool exists = key < p.t;
+          const int32_t at =
+              exists ? p.key_positions[int64_t{sample} * p.t + key] : 0;
+          const bool shown = exists && sight.Shows(at);
+#pragma unroll
+          for (int i = 0; i < 2 * kBlocks; ++i) {
+            float& score = weights[i / 2][column][i % 2 * 2 + odd];
+            score = shown && sight.Sees(sees[i], at) ? score : kMinusInfinity;
+          }
+        }
+      }
+    }
+    float slopes[kBlocks][kKeys / 8][4];
     Clear(slopes);
     MultiplyTransposed<T, kWidth>(gradients + warp_row * kPitch<kWidth>,
                                   values + stage * kTileElements, slopes);
-    const bool masked = seen(tile) == Seen::kSome;
 #pragma unroll
     for (int column = 0; column < kKeys / 8; ++column) {
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        bool exists = true;
-        int32_t at = 0;
-        if (masked) {
-          const int key = tile * kKeys + 8 * column + lane % 4 * 2 + odd;
-          exists = key < p.t;
-          if (exists) at = p.key_positions[int64_t{sample} * p.t + key];
-        }
+      for (int i = 0; i < 2 * kBlocks; ++i) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int i = 2 * half + odd;
-          float weight = Exp2(fmaf(weights[0][column][i], scale, -lse[half]));
-          if (masked && (!exists || !p.Sees(position[half], at))) weight = 0;
-          slopes[0][column][i] = weight * (slopes[0][column][i] - dot[half]);
+        for (int odd = 0; odd < 2; ++odd) {
+          const float weight = Exp2(
+              fmaf(weights[i / 2][column][i % 2 * 2 + odd], scale, -lse[i]));
+          float& slope = slopes[i / 2][column][i % 2 * 2 + odd];
+          slope = weight * (slope - dot[i]);
         }
       }
     }
     MultiplyWeights<T, kWidth>(slopes, k, dq);
-    tile = next;
+    step = next;
   }
   Store(dq, p.scale, call.dq, p.Row(sample, first + warp_row, head) * p.d,
         int64_t{p.heads()} * p.d, p.s - first - warp_row, p.d, call.accumulate);
@@ -314,16 +359,16 @@ void Run(const AttentionBackward& call, CudaQueue& queue) {
   const AttentionProblem& p = call.problem;
   using Keys = KeyGradients<kWidth>;
   using Queries = QueryGradients<kWidth>;
-  const auto tiles = [](int rows, int warps) {
-    return static_cast<unsigned>((rows + 16 * warps - 1) / (16 * warps));
+  const auto tiles = [](int rows, int each) {
+    return static_cast<unsigned>((rows + each - 1) / each);
   };
   Launch(FlashKeyGradients<T, kWidth>,
-         dim3(tiles(p.t, Keys::kWarps),
+         dim3(tiles(p.t, kRows<Keys>),
               static_cast<unsigned>(p.g * (kWidth / Keys::kColumns)),
               static_cast<unsigned>(p.b)),
          32 * Keys::kWarps, kSharedBytes<Keys, kWidth>, queue, call);
   Launch(FlashQueryGradients<T, kWidth>,
-         dim3(tiles(p.s, Queries::kWarps), static_cast<unsigned>(p.heads()),
+         dim3(tiles(p.s, kRows<Queries>), static_cast<unsigned>(p.heads()),
               static_cast<unsigned>(p.b)),
          32 * Queries::kWarps, kSharedBytes<Queries, kWidth>, queue, call);
 }

@@ -9,8 +9,6 @@ namespace {
 
 using namespace flash;
 
-constexpr float kMinusInfinity = -INFINITY;
-
 // Tile sizes: queries are 16 kBlocks rows of each of kWarps warps. kWidth is
 // the head's, rounded up.
 template <int kWidth>
@@ -57,16 +55,19 @@ __global__ void __launch_bounds__(32 * Forward<kWidth>::kWarps,
   const int warp_row = threadIdx.x / 32 * 16 * kBlocks;
   const PositionRange range = p.Queries(sample, first, kQueries<kWidth>);
   const int tiles = (p.t + kKeys - 1) / kKeys;
-  const auto seen = [&](int tile) {
-    const Seen seen = p.SeenOf(range, p.Keys(sample, tile * kKeys, kKeys));
-    // Keys behind the last are masked.
-    return seen == Seen::kAll && (tile + 1) * kKeys > p.t ? Seen::kSome : seen;
+  // A tile of keys that the queries see something of.
+  struct Step {
+    int tile;
+    Seen seen;
   };
-  const auto next_after = [&](int tile) {
-    do {
-      ++tile;
-    } while (tile < tiles && seen(tile) == Seen::kNothing);
-    return tile;
+  const auto next_after = [&](int tile) -> Step {
+    while (++tile < tiles) {
+      const Seen seen = p.SeenOf(range, p.Keys(sample, tile * kKeys, kKeys));
+      if (seen == Seen::kNothing) continue;
+      // Keys behind the last are masked.
+      return {tile, (tile + 1) * kKeys > p.t ? Seen::kSome : seen};
+    }
+    return {tiles, Seen::kNothing};
   };
   const auto copy_keys = [&](int tile, int stage) {
     const int key = tile * kKeys;
@@ -80,13 +81,13 @@ __global__ void __launch_bounds__(32 * Forward<kWidth>::kWarps,
         p.t - key, p.e);
   };
 
-  int tile = next_after(-1);
-  if (tile < tiles) {
+  Step step = next_after(-1);
+  if (step.tile < tiles) {
     CopyTile<T, kQueries<kWidth>, kWidth, kThreads>(
         queries,
         static_cast<const T*>(call.q) + p.Row(sample, first, head) * p.d,
         int64_t{p.heads()} * p.d, p.s - first, p.d);
-    copy_keys(tile, 0);
+    copy_keys(step.tile, 0);
   }
   CommitCopies();
 
@@ -98,56 +99,59 @@ __global__ void __launch_bounds__(32 * Forward<kWidth>::kWarps,
   float output[kBlocks][kWidth / 8][4];
   float maximum[2 * kBlocks];
   float sum[2 * kBlocks];
-  int32_t position[2 * kBlocks];
+  const Sight sight = p.sight();
+  uint32_t sees[2 * kBlocks];
   Clear(output);
 #pragma unroll
   for (int i = 0; i < 2 * kBlocks; ++i) {
     const int query = min(first + row_of(i), p.s - 1);
     maximum[i] = kMinusInfinity;
     sum[i] = 0;
-    position[i] = p.query_positions[int64_t{sample} * p.s + query];
+    sees[i] = sight.Of(p.query_positions[int64_t{sample} * p.s + query]);
     if (!call.accumulate) continue;
     const int64_t row = p.Row(sample, query, head);
     const float lse = call.lse.Get(row);
     if (lse == kMinusInfinity) continue;
     maximum[i] = lse * kLog2E;
     sum[i] = lane % 4 == 0 ? 1 : 0;
+    InPairs(call.o, [&](const auto* pairs) {
 #pragma unroll
-    for (int column = 0; column < kWidth / 8; ++column) {
-      const int x = 8 * column + lane % 4 * 2;
-      if (x >= p.e) continue;
-      const float2 old = LoadTwo(call.o, row * p.e + x);
-      output[i / 2][column][i % 2 * 2] = old.x;
-      output[i / 2][column][i % 2 * 2 + 1] = old.y;
-    }
+      for (int column = 0; column < kWidth / 8; ++column) {
+        const int x = 8 * column + lane % 4 * 2;
+        if (x >= p.e) continue;
+        const float2 old = LoadTwo(pairs + (row * p.e + x) / 2);
+        output[i / 2][column][i % 2 * 2] = old.x;
+        output[i / 2][column][i % 2 * 2 + 1] = old.y;
+      }
+    });
   }
 
   const float scale = p.scale * kLog2E;
-  for (int stage = 0; tile < tiles; stage ^= 1) {
+  for (int stage = 0; step.tile < tiles; stage ^= 1) {
     WaitForCopies<0>();
     __syncthreads();
-    const int next = next_after(tile);
-    if (next < tiles) copy_keys(next, stage ^ 1);
+    const Step next = next_after(step.tile);
+    if (next.tile < tiles) copy_keys(next.tile, stage ^ 1);
     CommitCopies();
 
     float scores[kBlocks][kKeys / 8][4];
     Clear(scores);
     MultiplyTransposed<T, kWidth>(queries + warp_row * kPitch<kWidth>,
                                   keys + stage * kTileElements, scores);
-    if (seen(tile) == Seen::kSome) {
+    if (step.seen == Seen::kSome) {
 #pragma unroll
       for (int column = 0; column < kKeys / 8; ++column) {
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
-          const int key = tile * kKeys + 8 * column + lane % 4 * 2 + odd;
+          const int key = step.tile * kKeys + 8 * column + lane % 4 * 2 + odd;
           const bool exists = key < p.t;
           const int32_t at =
               exists ? p.key_positions[int64_t{sample} * p.t + key] : 0;
+          const bool shown = exists && sight.Shows(at);
 #pragma unroll
           for (int i = 0; i < 2 * kBlocks; ++i) {
-            if (!exists || !p.Sees(position[i], at)) {
-              scores[i / 2][column][i % 2 * 2 + odd] = kMinusInfinity;
-            }
+            float& score = scores[i / 2][column][i % 2 * 2 + odd];
+            score = shown && sight.Sees(sees[i], at) ? score : kMinusInfinity;
           }
         }
       }
@@ -181,7 +185,7 @@ __global__ void __launch_bounds__(32 * Forward<kWidth>::kWarps,
       }
     }
     MultiplyWeights<T, kWidth>(scores, values + stage * kTileElements, output);
-    tile = next;
+    step = next;
   }
 
 #pragma unroll

@@ -12,6 +12,7 @@ namespace tessera::flash {
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kMinusInfinity = -INFINITY;
 
 // 2^x to 2 units in the last place; 0 below 2^-126.
 inline __device__ float Exp2(float x) {
@@ -173,28 +174,29 @@ __device__ void Store(const float (&c)[kBlocks][kColumns][4], float factor,
                       const Elements<Any>& to, int64_t first, int64_t stride,
                       int rows, int width, bool accumulate) {
   const int lane = threadIdx.x % 32;
+  InPairs(to, [&](auto* pairs) {
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = 16 * block + lane / 4 + 8 * half;
-      if (row >= rows) continue;
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * block + lane / 4 + 8 * half;
+        if (row >= rows) continue;
+        auto* const of_row = pairs + (first + row * stride) / 2 + lane % 4;
 #pragma unroll
-      for (int column = 0; column < kColumns; ++column) {
-        const int x = 8 * column + lane % 4 * 2;
-        if (x >= width) continue;
-        const int64_t at = first + row * stride + x;
-        float2 value = make_float2(factor * c[block][column][2 * half],
-                                   factor * c[block][column][2 * half + 1]);
-        if (accumulate) {
-          const float2 old = LoadTwo(to, at);
-          value.x += old.x;
-          value.y += old.y;
+        for (int column = 0; column < kColumns; ++column) {
+          if (8 * column + lane % 4 * 2 >= width) continue;
+          float2 value = make_float2(factor * c[block][column][2 * half],
+                                     factor * c[block][column][2 * half + 1]);
+          if (accumulate) {
+            const float2 old = LoadTwo(of_row + 4 * column);
+            value.x += old.x;
+            value.y += old.y;
+          }
+          StoreTwo(of_row + 4 * column, value);
         }
-        StoreTwo(to, at, value);
       }
     }
-  }
+  });
 }
 
 }  // namespace tessera::flash

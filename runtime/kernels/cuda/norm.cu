@@ -171,6 +171,26 @@ struct RowSums {
   float slope;    // of that times the normalised x
 };
 
+// Adds over the threads of a row, of which all get the result. One barrier, so
+// `stage` is not that of the call before. REQUIRES: as Reduce (reduce.h).
+__device__ RowSums AddOverRow(RowSums mine, int stage) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    mine.average += __shfl_xor_sync(kAllLanes, mine.average, step);
+    mine.slope += __shfl_xor_sync(kAllLanes, mine.slope, step);
+  }
+  if (blockDim.x == kWarp) return mine;
+  TESSERA_SHARED(of_warp, RowSums[2][kWarp]);
+  if (threadIdx.x % kWarp == 0) of_warp[stage][threadIdx.x / kWarp] = mine;
+  __syncthreads();
+  RowSums all = of_warp[stage][0];
+  for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) {
+    all.average += of_warp[stage][warp].average;
+    all.slope += of_warp[stage][warp].slope;
+  }
+  return all;
+}
+
 // What a thread works on of a row, which is copied to shared memory while it
 // works on the row before: `kOperands` tensors' kKept vectors. No other thread
 // reads it.
@@ -258,6 +278,9 @@ __global__ void __launch_bounds__(kMostRowThreads,
   const int64_t mine = RowOfThread();
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   float sums[kKept][kSums][kVector] = {};
+  // Of a row.
+  float scaled[kKept][kVector] = {};      // dy scale
+  float normalised[kKept][kVector] = {};  // x
   float next_mean = 0;
   float next_rstd = 0;
   const auto fetch = [&](int64_t row, int stage) {
@@ -280,45 +303,37 @@ __global__ void __launch_bounds__(kMostRowThreads,
     for (int k = 0; k < kKept; ++k) {
       if (!ahead.Has(k)) break;
       float d[kVector];
-      float v[kVector];
       float s[kVector];
       ahead.Get(stage, k, 0, d);
-      ahead.Get(stage, k, 1, v);
+      ahead.Get(stage, k, 1, normalised[k]);
       scale.Load(int64_t{ahead.Vector(k)} * kVector, WholeSpan(), s);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        const float normalised = (v[j] - mean) * rstd;
-        all.average += d[j] * s[j];
-        all.slope += d[j] * s[j] * normalised;
-        sums[k][0][j] += d[j] * normalised;
+        float& x_hat = normalised[k][j];
+        x_hat = (x_hat - mean) * rstd;
+        scaled[k][j] = d[j] * s[j];
+        all.average += scaled[k][j];
+        all.slope += scaled[k][j] * x_hat;
+        sums[k][0][j] += d[j] * x_hat;
         if (kCentred) sums[k][kCentred][j] += d[j];
       }
     }
-    all = Reduce(all, RowSums{0, 0}, [](RowSums a, RowSums b) {
-      return RowSums{a.average + b.average, a.slope + b.slope};
-    });
+    all = AddOverRow(all, stage);
     const auto n = static_cast<float>(width);
-    const float average = kCentred ? all.average / n : 0;
-    const float slope = all.slope / n;
+    const float average = kCentred ? rstd * (all.average / n) : 0;
+    const float slope = rstd * (all.slope / n);
 #pragma unroll
     for (int k = 0; k < kKept; ++k) {
       if (!ahead.Has(k)) break;
-      const int64_t column = int64_t{ahead.Vector(k)} * kVector;
-      float d[kVector];
-      float v[kVector];
-      float s[kVector];
-      float more[kVector] = {};
-      ahead.Get(stage, k, 0, d);
-      ahead.Get(stage, k, 1, v);
-      if constexpr (kAdds) ahead.Get(stage, k, 2, more);
-      scale.Load(column, WholeSpan(), s);
+      float d[kVector] = {};
+      if constexpr (kAdds) ahead.Get(stage, k, 2, d);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        const float normalised = (v[j] - mean) * rstd;
-        d[j] = rstd * (d[j] * s[j] - average - normalised * slope) + more[j];
+        d[j] += rstd * scaled[k][j] - average - normalised[k][j] * slope;
         if (kColumns) sums[k][kSums - 1][j] += Fp32(Rounded<T>(d[j]));
       }
-      dx.Store(row * width + column, WholeSpan(), d);
+      dx.Store(row * width + int64_t{ahead.Vector(k)} * kVector, WholeSpan(),
+               d);
     }
   }
 #pragma unroll
