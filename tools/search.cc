@@ -4,7 +4,6 @@
 #include <climits>
 #include <cstdio>
 #include <iostream>
-#include <limits>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
@@ -18,6 +17,7 @@
 #include "planner/search/explain.h"
 #include "planner/search/mcmc.h"
 #include "runtime/launch/launch.h"
+#include "tools/answer_time.h"
 #include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
@@ -162,7 +162,9 @@ struct Choice {
   Plan plan;
   Score score;
   std::optional<Duration> confirmed;  // with the time lost on shared links
+  std::optional<Evaluation> step;     // as it was confirmed here
   std::optional<Duration> measured;   // on this host
+  bool no_time = false;  // may be the answer, but was not confirmed in time
 
   Duration time() const { return confirmed.value_or(score.step_time); }
 };
@@ -177,6 +179,9 @@ struct Decided {
   std::optional<ErrorBand> band;   // of predictions; none of what was run
 
   bool measured() const { return choices[fastest].measured.has_value(); }
+  int64_t no_time() const {
+    return std::ranges::count_if(choices, &Choice::no_time);
+  }
 };
 
 const Baseline* BestBaseline(const SearchSpace& space,
@@ -195,9 +200,65 @@ const Baseline* BestBaseline(const SearchSpace& space,
 // step's tasks.
 constexpr size_t kAtOnce = 2;
 
+// Simulates what may be the answer with shared links, the likeliest first, as
+// long as there is time.
+void Confirm(const Options& options, const Evaluator& evaluator,
+             const std::vector<size_t>& simple, AnswerTime& time,
+             Decided& decided) {
+  std::vector<Choice>& choices = decided.choices;
+  const bool prefers_simple = options.prefer == "simple";
+  const auto is_simple = [&](size_t i) {
+    return std::ranges::find(simple, i) != simple.end();
+  };
+  std::vector<size_t> order = {0};
+  const auto add = [&](bool of_simple) {
+    for (size_t i = 1; i < choices.size(); ++i) {
+      if (is_simple(i) == of_simple) order.push_back(i);
+    }
+  };
+  add(prefers_simple);
+  add(!prefers_simple);
+  // Sharing makes no plan faster: what is slower without it than a plan with
+  // it, and no simpler answer either, needs no simulation.
+  const auto may_be_answer = [&](size_t i) {
+    const Choice& choice = choices[i];
+    if (!choice.score.feasible || choice.confirmed ||
+        evaluator.IsTooLargeToExplain(choice.plan)) {
+      return false;
+    }
+    std::optional<Duration> fastest;
+    for (const Choice& other : choices) {
+      if (!other.confirmed) continue;
+      fastest = std::min(fastest.value_or(*other.confirmed), *other.confirmed);
+    }
+    if (!fastest && !is_simple(i)) return true;
+    const double within = is_simple(i) ? 1 + decided.band->median : 1;
+    return choice.score.step_time.seconds() <
+           within * fastest.value_or(choices[0].score.step_time).seconds();
+  };
+  bool in_time = true;
+  while (in_time) {
+    std::vector<size_t> round;
+    for (const size_t i : order) {
+      if (round.size() == kAtOnce || !may_be_answer(i)) continue;
+      in_time = in_time && time.Allows(choices[i].plan, !round.empty());
+      if (in_time) round.push_back(i);
+    }
+    if (round.empty()) break;
+    ForEach(ThreadCount(options.threads), round.size(), [&](size_t r) {
+      Choice& choice = choices[round[r]];
+      choice.step = time.Explain(choice.plan, /*share_links=*/true);
+      choice.confirmed = choice.step->step_time;
+    });
+  }
+  for (size_t i = 0; i < choices.size(); ++i) {
+    choices[i].no_time = may_be_answer(i);
+  }
+}
+
 Decided Decide(const Options& options, const Inputs& inputs,
                const SearchSpace& space, const Evaluator& evaluator,
-               const SearchResult& result, bool interrupted) {
+               const SearchResult& result, bool interrupted, AnswerTime& time) {
   Decided decided;
   std::vector<Choice>& choices = decided.choices;
   const auto add = [&](std::string kind, const Plan& plan,
@@ -208,7 +269,8 @@ Decided Decide(const Options& options, const Inputs& inputs,
       choices[i].kind = std::move(kind);
       return i;
     }
-    choices.push_back({std::move(kind), plan, ScoreOf(evaluation), shared, {}});
+    choices.push_back(
+        {std::move(kind), plan, ScoreOf(evaluation), shared, {}, {}});
     return choices.size() - 1;
   };
   for (const FoundPlan& found : result.candidates) {
@@ -229,40 +291,13 @@ Decided Decide(const Options& options, const Inputs& inputs,
 
   decided.band = StepTimeBand(inputs.cluster, result.evaluation.sources);
   if (options.confirm > 0 && !interrupted) {
-    // Sharing makes no plan faster: what is slower without it than a plan with
-    // it, and no simpler answer either, needs no simulation.
-    Duration fastest{std::numeric_limits<int64_t>::max()};
-    for (const Choice& choice : choices) {
-      if (choice.confirmed) fastest = std::min(fastest, *choice.confirmed);
-    }
-    std::vector<size_t> round;
-    const auto end_round = [&] {
-      ForEach(ThreadCount(options.threads), round.size(), [&](size_t r) {
-        Choice& choice = choices[round[r]];
-        choice.confirmed = evaluator.SharedStepTime(choice.plan);
-      });
-      for (const size_t i : round) {
-        fastest = std::min(fastest, *choices[i].confirmed);
-      }
-      round.clear();
-    };
-    const auto confirm = [&](size_t i, double within) {
-      const Choice& choice = choices[i];
-      if (choice.score.feasible && !choice.confirmed &&
-          choice.score.step_time.seconds() < fastest.seconds() * within &&
-          !evaluator.IsTooLargeToExplain(choice.plan)) {
-        round.push_back(i);
-      }
-      if (round.size() == kAtOnce) end_round();
-    };
-    for (size_t i = 0; i < choices.size(); ++i) confirm(i, 1);
-    end_round();
-    for (const size_t i : simple) confirm(i, 1 + decided.band->median);
-    end_round();
+    Confirm(options, evaluator, simple, time, decided);
   }
-  // An interrupted search confirms no more than its walks did.
+  // An interrupted search confirms no more than its walks did, a late one not
+  // all: what is known comes first.
+  const bool cut_short = interrupted || decided.no_time() > 0;
   const auto unknown = [&](size_t i) {
-    return interrupted && !choices[i].confirmed;
+    return cut_short && !choices[i].confirmed;
   };
   const auto better = [&](size_t a, size_t b) {
     if (!choices[a].score.feasible || !choices[b].score.feasible) {
@@ -382,6 +417,7 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided) {
            choice.confirmed         ? FormatTime(*choice.confirmed)
            : !choice.score.feasible ? "does not fit"
            : slower                 ? "slower already"
+           : choice.no_time         ? "no time for it"
                                     : "not simulated"});
       if (decided.measured()) {
         rows.back().push_back(choice.measured ? FormatTime(*choice.measured)
@@ -389,6 +425,15 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided) {
       }
     }
     text += FormatTable(rows) + "\n";
+  }
+  if (const int64_t plans = decided.no_time(); plans > 0) {
+    const std::string late =
+        "there was no time (--time-limit) to simulate " +
+        (plans == 1 ? std::string("a plan")
+                    : std::to_string(plans) + " plans") +
+        " with shared links that may be the better answer" +
+        (fastest.confirmed ? "" : ": times are without these");
+    text += "  " + Wrap(late, 4) + "\n";
   }
   if (!decided.baseline) return text;
   const Choice& baseline = decided.choices[*decided.baseline];
@@ -441,6 +486,7 @@ Json DecidedJson(const SearchSpace& space, const Decided& decided) {
         if (c.confirmed) {
           choice.Set("confirmed_step_time_s", c.confirmed->seconds());
         }
+        if (c.no_time) choice.Set("no_time_to_confirm", true);
         if (c.measured) {
           choice.Set("measured_step_time_s", c.measured->seconds());
         }
@@ -520,9 +566,15 @@ std::string BoundText(const Cluster& cluster, const StepBound& bound,
   return text;
 }
 
-constexpr std::string_view kTooLarge =
-    "  too large to be simulated here: no breakdown, and links are not shared\n"
-    "    ('tessera simulate --plan FILE' takes its time)\n\n";
+// Why nothing says what the step's time goes to, where nothing does.
+std::string NotSimulatedText(bool too_large, bool late) {
+  if (!too_large && !late) return "";
+  return std::string("  ") +
+         (too_large ? "too large to be simulated here"
+                    : "there was no time to simulate it (--time-limit)") +
+         ": no breakdown, and links are not shared\n"
+         "    ('tessera simulate --plan FILE' takes its time)\n\n";
+}
 
 // Why the search ended, where that is no limit that was given.
 std::string EndText(const Options& options, const SearchResult& result) {
@@ -564,6 +616,7 @@ std::string BaselineTable(const SearchSpace& space, const SearchResult& result,
 }  // namespace
 
 Result<int> RunSearch(const Options& options) {
+  const SearchClock clock(0, nullptr);
   if (!options.output.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
   }
@@ -587,6 +640,17 @@ Result<int> RunSearch(const Options& options) {
   WarnOfForbidden(space, inputs);
   PrintWarnings(inputs);
   SearchOptions search = SearchOptionsOf(options);
+  // All that is done is within the limit, from reading on. Without proposals
+  // there is none to the answer.
+  const bool limits_answer = options.time_limit_s || options.proposals != 0;
+  AnswerTime time(space, evaluator, clock,
+                  limits_answer ? search.time_limit : 0);
+  if (limits_answer && search.time_limit > 0) {
+    search.time_limit = std::max(search.time_limit - clock.Seconds(), kNoTime);
+    search.answer_time = [&](const Plan& plan) {
+      return time.SecondsToKeep(plan);
+    };
+  }
   search.candidates = static_cast<size_t>(std::max(1, options.confirm));
   search.share_links = options.confirm > 0;
   TESSERA_TRY(search.starts, StartsOf(options, inputs, space));
@@ -622,7 +686,7 @@ Result<int> RunSearch(const Options& options) {
   }
 
   Decided decided =
-      Decide(options, inputs, space, evaluator, result, interrupted);
+      Decide(options, inputs, space, evaluator, result, interrupted, time);
   if (options.verify > 0 && !interrupted) {
     TESSERA_RETURN_IF_ERROR(Verify(options, inputs, space, decided));
     interrupted = search.stop->load();
@@ -637,8 +701,11 @@ Result<int> RunSearch(const Options& options) {
   }
   // As it was confirmed, and as simulate prices it: with shared links. Without
   // that, as the search priced it.
-  const Evaluation step = evaluator.Explain(
-      chosen.plan, /*share_links=*/chosen.confirmed.has_value());
+  const bool late = !interrupted && !chosen.step && !time.Allows(chosen.plan);
+  const Evaluation step =
+      chosen.step ? *chosen.step
+      : late      ? evaluator.ExplainUnsimulated(chosen.plan)
+                  : time.Explain(chosen.plan, chosen.confirmed.has_value());
   StepBound bound;
   if (inputs.profile_or_null() == nullptr && !decided.measured()) {
     bound = LowerBound(inputs.graph, inputs.cluster, options.training);
@@ -658,7 +725,8 @@ Result<int> RunSearch(const Options& options) {
          {"accepted", result.accepted},
          {"search_time_s", result.seconds},
          {"seed", options.seed},
-         {"interrupted", interrupted}}));
+         {"interrupted", interrupted},
+         {"simulated", step.breakdown != Breakdown{}}}));
     if (bound.step_time > Duration{}) {
       json.Set("bound",
                Json::Object({{"step_time_s", bound.step_time.seconds()},
@@ -670,7 +738,8 @@ Result<int> RunSearch(const Options& options) {
   } else {
     std::cout << StepText(inputs.graph, inputs.cluster, chosen.plan, step)
               << "\n"
-              << (evaluator.IsTooLargeToExplain(chosen.plan) ? kTooLarge : "")
+              << NotSimulatedText(evaluator.IsTooLargeToExplain(chosen.plan),
+                                  late)
               << BaselineTable(space, result, chosen) << "\n"
               << DecidedText(space, decided);
     const std::string within = BoundText(inputs.cluster, bound, step.step_time);

@@ -14,8 +14,6 @@ SearchOptions SearchOptionsOf(const Options& options) {
   search.threads = ThreadCount(options.threads);
   search.proposals = options.proposals.value_or(0);
   search.time_limit = options.proposals ? 0 : kDefaultSearchTime;
-  // Zero means no limit to the search, and no time at all to the user.
-  constexpr double kNoTime = 1e-9;
   if (options.time_limit_s) {
     search.time_limit = std::max(*options.time_limit_s, kNoTime);
   }

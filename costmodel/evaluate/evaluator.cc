@@ -673,8 +673,7 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
       std::ranges::any_of(plan.groups, [](const DeviceGroup& group) {
         return group.IsUneven(group.all_axes());
       });
-  if (!uneven ||
-      std::ssize(graph_.nodes) * plan.microbatches > most_simulated_) {
+  if (!uneven || OperatorsOf(plan) > most_simulated_) {
     for (size_t s = 0; s < sets.size(); ++s) {
       check(sets[s], result.memory[s], least[s]);
     }
@@ -866,40 +865,43 @@ Timeline Evaluator::Simulate(const TaskGraph& tasks, bool share_links) const {
   return *std::move(timeline);
 }
 
-Duration Evaluator::SharedStepTime(const Plan& plan) const {
+int64_t Evaluator::OperatorsOf(const Plan& plan) const {
+  return std::ssize(graph_.nodes) * plan.microbatches;
+}
+
+bool Evaluator::IsTooLargeToExplain(const Plan& plan) const {
+  return OperatorsOf(plan) / kMoreExplained > most_simulated_;
+}
+
+bool Evaluator::IsQuickToExplain(const Plan& plan) const {
+  return OperatorsOf(plan) * kLessQuick <= most_simulated_;
+}
+
+std::optional<Duration> Evaluator::QuickSharedStepTime(const Plan& plan) const {
+  if (!IsQuickToExplain(plan)) return std::nullopt;
   const TaskGraph tasks = Lower(facts_, plan);
   return Simulate(tasks, /*share_links=*/true).step_time;
 }
 
-std::optional<Duration> Evaluator::QuickSharedStepTime(const Plan& plan) const {
-  if (std::ssize(graph_.nodes) * plan.microbatches * kLessQuick >
-      most_simulated_) {
-    return std::nullopt;
+Evaluation Evaluator::ExplainUnsimulated(const Plan& plan) const {
+  Evaluation result = Evaluate(plan);
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    DeviceMemory& alike = result.devices.emplace_back();
+    alike.group = sets[s].name;
+    alike.devices = sets[s].devices;
+    alike.memory = result.memory[s];
+    if (result.host_memory.empty()) continue;
+    alike.host = result.host_memory[s];
+    alike.file = result.file_memory[s];
   }
-  return SharedStepTime(plan);
-}
-
-bool Evaluator::IsTooLargeToExplain(const Plan& plan) const {
-  return std::ssize(graph_.nodes) * plan.microbatches / kMoreExplained >
-         most_simulated_;
+  return result;
 }
 
 Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
+  if (IsTooLargeToExplain(plan)) return ExplainUnsimulated(plan);
   Evaluation result = Evaluate(plan);
-  const bool priced = result.step_time > Duration{};
-  if (!priced || IsTooLargeToExplain(plan)) {
-    const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-    for (size_t s = 0; s < sets.size(); ++s) {
-      DeviceMemory& alike = result.devices.emplace_back();
-      alike.group = sets[s].name;
-      alike.devices = sets[s].devices;
-      alike.memory = result.memory[s];
-      if (result.host_memory.empty()) continue;
-      alike.host = result.host_memory[s];
-      alike.file = result.file_memory[s];
-    }
-    return result;
-  }
+  if (result.step_time == Duration{}) return ExplainUnsimulated(plan);
   const TaskGraph tasks = Lower(facts_, plan);
   const Timeline timeline = Simulate(tasks, share_links);
   result.step_time = timeline.step_time;

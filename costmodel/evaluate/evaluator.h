@@ -86,12 +86,17 @@ class Evaluator : public Objective {
   // time and breakdown are those of the simulation with shared links. Of a plan
   // that is too large for that it is what Evaluate says: no breakdown.
   Evaluation Explain(const Plan& plan, bool share_links = true) const;
-  // Of more than twice `most_simulated` operators, each of every microbatch.
-  bool IsTooLargeToExplain(const Plan& plan) const;
+  // What Explain says of a plan that is too large: nothing is simulated.
+  Evaluation ExplainUnsimulated(const Plan& plan) const;
 
-  // The step time of the simulation with shared links, however large.
-  Duration SharedStepTime(const Plan& plan) const;
-  // The same of plans with a twentieth of `most_simulated` operators at most.
+  // What the time of a simulation goes by: operators, each of every microbatch.
+  int64_t OperatorsOf(const Plan& plan) const;
+  // Of more of them than twice `most_simulated`.
+  bool IsTooLargeToExplain(const Plan& plan) const;
+  // Of a twentieth of `most_simulated` at most.
+  bool IsQuickToExplain(const Plan& plan) const;
+
+  // The step time of the simulation with shared links, where that is quick.
   std::optional<Duration> QuickSharedStepTime(const Plan& plan) const override;
 
   // For a simulator that gives the same prices.

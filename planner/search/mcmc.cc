@@ -38,6 +38,13 @@ constexpr int64_t kLeastRounds = 8;
 
 }  // namespace
 
+void ReserveAnswer(const SearchOptions& options, const Plan& best,
+                   SearchClock& clock) {
+  if (options.answer_time && options.time_limit > 0) {
+    clock.Reserve(options.answer_time(best));
+  }
+}
+
 void PriceShared(const Objective& objective, FoundPlan& found) {
   if (found.shared || !found.evaluation.feasible()) return;
   found.shared = objective.QuickSharedStepTime(found.plan);
@@ -215,7 +222,7 @@ class Walk {
  public:
   Walk(const SearchSpace& space, const Objective& objective,
        const SearchOptions& options, const Starts& starts,
-       const FoundPlan& start, bool shares_links, const SearchClock& clock)
+       const FoundPlan& start, bool shares_links, SearchClock& clock)
       : space_(space),
         objective_(objective),
         options_(options),
@@ -315,6 +322,7 @@ class Walk {
       improved |= SeeBest(chains_[c].best());
     }
     if (improved && options_.share_links && !shares_links_) LookAtLinks();
+    if (improved) ReserveAnswer(options_, best_.plan, clock_);
     const double now = clock_.Seconds();
     stalled_ = options_.time_limit > 0 &&
                now - improved_ > kPatience * options_.time_limit;
@@ -395,7 +403,7 @@ class Walk {
   const Objective& objective_;
   const SearchOptions& options_;
   const Starts& starts_;
-  const SearchClock& clock_;
+  SearchClock& clock_;
   const std::vector<Move> moves_;
   const int64_t least_rounds_;
   std::vector<Chain> chains_;
@@ -470,7 +478,7 @@ Result<SearchResult> Search(const SearchSpace& space,
                 options.stop != nullptr)
       << "a search without an end";
   TESSERA_CHECK(options.chains >= 1 && options.temperature > 0);
-  const SearchClock clock(options.time_limit, options.stop);
+  SearchClock clock(options.time_limit, options.stop);
   auto found_starts = FindStarts(space, objective, options, clock);
   if (!found_starts) return found_starts.error();
   Starts& starts = *found_starts;
@@ -481,6 +489,7 @@ Result<SearchResult> Search(const SearchSpace& space,
 
   FoundPlan best = {starts.ranked[0], objective.Evaluate(starts.ranked[0])};
   if (options.keep && best.evaluation.feasible()) options.keep(best.plan);
+  ReserveAnswer(options, best.plan, clock);
   if (options.share_links) PriceShared(objective, best);
   const bool loses = LosesOnLinks(best);
   if (!loses) best.shared = std::nullopt;
@@ -492,10 +501,17 @@ Result<SearchResult> Search(const SearchSpace& space,
   best = walk.best();
   FoundPlan tidy = {best.plan, {}};
   if (MakeCanonical(space, tidy.plan)) {
+    // Asked before each plan that it prices: it begins none that would take
+    // longer than there is time, if it takes as long as the longest before.
+    double asked = clock.Seconds();
+    double longest = 0;
+    const auto stop = [&] {
+      longest = std::max(longest, clock.Seconds() - asked);
+      asked = clock.Seconds();
+      return clock.Stopped() || clock.Past(1, longest);
+    };
     tidy.evaluation = objective.Evaluate(tidy.plan);
-    Tidy(
-        space, objective, [&] { return clock.StoppedOrPast(1); }, tidy.plan,
-        tidy.evaluation);
+    Tidy(space, objective, stop, tidy.plan, tidy.evaluation);
     if (best.shared) PriceShared(objective, tidy);
     if (!Better(best.score(), tidy.score())) best = std::move(tidy);
   }

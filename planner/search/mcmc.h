@@ -40,6 +40,7 @@
 #include "planner/search/experts.h"
 #include "planner/search/move.h"
 #include "planner/search/objective.h"
+#include "planner/search/search_clock.h"
 
 namespace tessera {
 
@@ -81,6 +82,10 @@ struct SearchOptions {
   // Called with the best plan so far that fits, where there is a better one,
   // every kKeepInterval at most, one call at a time, or never.
   std::function<void(const Plan&)> keep;
+  // The seconds of the time limit that the caller takes for its answer once
+  // this is the best plan, or none: the search ends so much earlier. One call
+  // at a time.
+  std::function<double(const Plan&)> answer_time;
   const std::atomic<bool>* stop = nullptr;  // ends the search when it is true
   size_t candidates = 1;                    // SearchResult::candidates
 };
@@ -136,6 +141,9 @@ struct FoundPlan {
   Score score() const { return ScoreWith(evaluation, shared); }
 };
 
+// Keeps the time that `best` takes to be answered with.
+void ReserveAnswer(const SearchOptions& options, const Plan& best,
+                   SearchClock& clock);
 // Sets what is known of a plan that fits on shared links, unless it is set.
 void PriceShared(const Objective& objective, FoundPlan& found);
 

@@ -18,14 +18,20 @@ class SearchClock {
         .count();
   }
   bool Stopped() const { return stop_ != nullptr && stop_->load(); }
-  // Whether this part of the time limit has passed.
-  bool Past(double part) const {
-    return time_limit_ > 0 && Seconds() >= part * time_limit_;
+  // Keeps so many seconds of the time limit for what comes behind the search;
+  // the last call counts.
+  void Reserve(double seconds) { reserved_ = seconds; }
+  // Whether this part of the time limit has passed, less what is reserved, or
+  // will have so many seconds from now.
+  bool Past(double part, double ahead = 0) const {
+    return time_limit_ > 0 &&
+           Seconds() + ahead >= part * (time_limit_ - reserved_);
   }
   bool StoppedOrPast(double part) const { return Stopped() || Past(part); }
 
  private:
   double time_limit_;
+  std::atomic<double> reserved_ = 0;
   const std::atomic<bool>* stop_;
   std::chrono::steady_clock::time_point start_ =
       std::chrono::steady_clock::now();

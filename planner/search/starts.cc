@@ -239,7 +239,7 @@ Error NothingValid(const SearchSpace& space, bool in_time) {
 class StartFinder {
  public:
   StartFinder(const SearchSpace& space, const Objective& objective,
-              const SearchOptions& options, const SearchClock& clock)
+              const SearchOptions& options, SearchClock& clock)
       : space_(space),
         objective_(objective),
         options_(options),
@@ -254,6 +254,9 @@ class StartFinder {
     AddGiven();
     AddRepeated();
     SweepUniform();
+    if (!starts_.ranked.empty()) {
+      ReserveAnswer(options_, starts_.ranked[0], clock_);
+    }
     AddFitted();
     Offload(kStartEnd);
     AddOther();
@@ -448,7 +451,7 @@ class StartFinder {
   const SearchSpace& space_;
   const Objective& objective_;
   const SearchOptions& options_;
-  const SearchClock& clock_;
+  SearchClock& clock_;
   const AllowedObjective allowed_;
   const int threads_;
   const size_t count_;  // of chains, and so of starts
@@ -464,8 +467,7 @@ class StartFinder {
 }  // namespace
 
 Result<Starts> FindStarts(const SearchSpace& space, const Objective& objective,
-                          const SearchOptions& options,
-                          const SearchClock& clock) {
+                          const SearchOptions& options, SearchClock& clock) {
   return StartFinder(space, objective, options, clock).Find();
 }
 

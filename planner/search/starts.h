@@ -38,8 +38,7 @@ struct Starts {
 
 // An error where no plan is valid at all; otherwise `ranked` has one.
 Result<Starts> FindStarts(const SearchSpace& space, const Objective& objective,
-                          const SearchOptions& options,
-                          const SearchClock& clock);
+                          const SearchOptions& options, SearchClock& clock);
 
 // Moves(), those with weight 0 that lack what they need.
 std::vector<Move> MovesFrom(const SearchSpace& space, const Starts& starts);

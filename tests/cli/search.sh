@@ -90,6 +90,23 @@ output=$(
 [[ $output == *"cannot write"* ]] || fail "does not say that the disk is full"
 [[ $output == *"step time"* ]] || fail "prints no plan where the disk is full"
 
+# What would be simulated behind the time limit is not, which it says: half a
+# million operators are too many for half a second.
+large=(--model "$examples/models/gpt2-tiny/config.json" --global-batch 16384
+  --seq-len 16 "${cluster[@]}" --max-microbatch 1)
+"$tessera" search "${large[@]}" --time-limit 0.5 >"$work/late" 2>/dev/null
+grep -q "there was no time to simulate it (--time-limit): no breakdown" \
+  "$work/late" || fail "does not say that there is no breakdown"
+tr -s ' \n' ' ' <"$work/late" |
+  grep -q "simulate .* that may be the better answer: times are without these" ||
+  fail "does not say what was not confirmed"
+"$tessera" search "${large[@]}" --time-limit 0.5 --json >"$work/late.json" \
+  2>/dev/null
+json 'not j["simulated"] and sum(j["breakdown"].values()) == 0' \
+  "$work/late.json" >/dev/null
+json 'any("no_time_to_confirm" in c for c in j["margin"]["candidates"])' \
+  "$work/late.json" >/dev/null
+
 # Constraints: a fixed split, a forbidden stage, a limit, and a file of them.
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 200 \
   --fix 'h.*.attn=tp:2' --forbid zero3 --max-microbatch 2 --prefer fastest \

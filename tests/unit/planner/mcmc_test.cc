@@ -304,6 +304,27 @@ TEST(Mcmc, LaddersThatFindNothingBetterStartAnew) {
   }
 }
 
+// Without proposals to come to an end it is half of its time without something
+// better that ends a search; what its answer takes is kept from that, too.
+TEST(Mcmc, KeepsTheTimeThatTheAnswerTakes) {
+  const Graph graph = TwoLayerGraph(2, 2, 2);
+  const Cluster cluster = Ranks(2);
+  const SearchSpace space(graph, cluster);
+  SearchOptions options;
+  options.time_limit = 3;
+  int asked = 0;
+  options.answer_time = [&](const Plan& plan) {
+    EXPECT_TRUE(Validate(graph, cluster, plan).empty());
+    ++asked;
+    return 2.4;
+  };
+  const auto result = Search(space, FlatObjective(), options);
+  ASSERT_TRUE(result.has_value());
+  EXPECT_GT(asked, 0);
+  EXPECT_LT(result->seconds, 1.2);
+  EXPECT_FALSE(result->stalled);
+}
+
 TEST(Mcmc, AChainThatStartsAnewKeepsWhatItFound) {
   const Graph graph = TwoLayerGraph(2, 2, 4);
   const Cluster cluster = Ranks(4);
