@@ -159,18 +159,8 @@ class Reader {
       : message_(message), graph_(graph) {}
 
   Result<Plan> Run() {
-    const std::string fingerprint = Fingerprint(graph_);
-    if (message_.graph_fingerprint() != fingerprint) {
-      return InvalidInput(
-          "is '" + message_.graph_fingerprint() +
-              "': the plan is for another model than " + graph_.name +
-              " (global batch " + std::to_string(graph_.global_batch) +
-              ", sequence length " + std::to_string(graph_.seq_len) + ", " +
-              std::string(NameOf(graph_.dtype)) + "), whose fingerprint is '" +
-              fingerprint + "'",
-          "graph_fingerprint");
-    }
-    plan_.graph_fingerprint = fingerprint;
+    TESSERA_RETURN_IF_ERROR(CheckFingerprint());
+    plan_.graph_fingerprint = message_.graph_fingerprint();
     plan_.cluster_name = message_.cluster();
     plan_.schedule = message_.schedule();
     plan_.microbatches = message_.microbatches();
@@ -185,6 +175,32 @@ class Reader {
   }
 
  private:
+  Result<void> CheckFingerprint() {
+    const std::string& found = message_.graph_fingerprint();
+    const std::string expected = Fingerprint(graph_);
+    if (found == expected) return {};
+    for (const DType dtype : {DType::kFloat64, DType::kFloat32,
+                              DType::kBFloat16, DType::kFloat16}) {
+      Graph other = graph_;
+      other.dtype = dtype;
+      if (Fingerprint(other) != found) continue;
+      const std::string name(NameOf(dtype));
+      return InvalidInput("is '" + found + "': the plan is for " + graph_.name +
+                              " in " + name + ", not in " +
+                              std::string(NameOf(graph_.dtype)) + " (--dtype " +
+                              name + ")",
+                          "graph_fingerprint");
+    }
+    return InvalidInput(
+        "is '" + found + "': the plan is for another model than " +
+            graph_.name + " (global batch " +
+            std::to_string(graph_.global_batch) + ", sequence length " +
+            std::to_string(graph_.seq_len) + ", " +
+            std::string(NameOf(graph_.dtype)) + "), whose fingerprint is '" +
+            expected + "'",
+        "graph_fingerprint");
+  }
+
   Result<void> ReadActions() {
     for (int g = 0; g < message_.actions_size(); ++g) {
       const proto::ActionList& list = message_.actions(g);

@@ -148,6 +148,13 @@ json 'j["sources"]["measured"] > 0.8' "$work/own.json" >/dev/null
   2>/dev/null
 json 'j["feasible"] and j["sources"]["analytical"] < 0.2' "$work/own.json" >/dev/null
 
+# From a plan in another dtype: which one, and how to ask for it.
+"$tessera" simulate "${tiny[@]}" --cluster dgx-h100:1 --dtype bf16 \
+  --plan-out "$work/bf16.json" >/dev/null 2>&1
+fails 2 "bf16.json: .* in bf16, not in fp32 \(--dtype bf16\)" search \
+  "${tiny[@]}" --cluster dgx-h100:1 --dtype fp32 --from "$work/bf16.json" \
+  --proposals 1
+
 # From a plan of other ranks.
 "$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2 \
   --plan-out "$work/two.json" >/dev/null 2>&1

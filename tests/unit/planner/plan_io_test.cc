@@ -176,6 +176,19 @@ TEST_F(PlanIoTest, APlanForAnotherModelSaysSo) {
   EXPECT_THAT(plan.error().where, HasSubstr(path));
 }
 
+TEST_F(PlanIoTest, APlanForAnotherDTypeSaysWhich) {
+  const std::string path = TempPath("dtype.json");
+  ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2")).has_value());
+  Graph other = graph_;
+  other.dtype = DType::kBFloat16;
+  const auto plan = ReadPlan(path, other);
+  ASSERT_FALSE(plan.has_value());
+  EXPECT_THAT(plan.error().ToString(),
+              HasSubstr("graph_fingerprint: is '" + Fingerprint(graph_) +
+                        "': the plan is for mlp in fp32, not in bf16 "
+                        "(--dtype fp32)"));
+}
+
 TEST_F(PlanIoTest, BadFilesGetOneLineWithThePlace) {
   EXPECT_THAT(ErrorAfter("microbatches:", "microbatch:"),
               HasSubstr("did you mean 'microbatches'?"));
