@@ -72,8 +72,9 @@ double AnswerTime::SecondsToExplain(const Plan& plan) {
 
 double AnswerTime::SecondsToKeep(const Plan& plan) {
   if (limit_ == 0 || evaluator_.IsTooLargeToExplain(plan)) return 0;
-  const double seconds = kSlower * SecondsToExplain(plan) + kPrinting * limit_;
-  return seconds < kMostKept * limit_ ? seconds : 0;
+  const double seconds = SecondsToExplain(plan);
+  if (seconds > kMostKept * limit_) return 0;
+  return std::min(kSlower * seconds + kPrinting * limit_, kMostKept * limit_);
 }
 
 bool AnswerTime::Allows(const Plan& plan, bool beside_another) {
