@@ -1,6 +1,8 @@
 #include "planner/io/plan_io.h"
 
+#include <cmath>
 #include <map>
+#include <sstream>
 #include <unordered_map>
 #include <vector>
 
@@ -153,6 +155,20 @@ proto::Plan ToProto(const Graph& graph, const Plan& plan) {
 
 // ---- from the file --------------------------------------------------------
 
+// For people though it is, what cannot be is a mistake of who wrote it.
+Result<void> CheckPrediction(const proto::Prediction& said) {
+  const auto check = [](double value, const char* field) -> Result<void> {
+    if (std::isfinite(value) && value >= 0) return {};
+    std::ostringstream text;
+    text << "is " << value << ": expected a finite number, 0 or more";
+    return InvalidInput(text.str(), std::string("prediction.") + field);
+  };
+  TESSERA_RETURN_IF_ERROR(check(said.step_time_s(), "step_time_s"));
+  TESSERA_RETURN_IF_ERROR(
+      check(said.baseline_step_time_s(), "baseline_step_time_s"));
+  return check(said.error_band(), "error_band");
+}
+
 class Reader {
  public:
   Reader(const proto::Plan& message, const Graph& graph)
@@ -171,6 +187,7 @@ class Reader {
     TESSERA_RETURN_IF_ERROR(ReadGroups());
     TESSERA_RETURN_IF_ERROR(ReadPlacements());
     TESSERA_RETURN_IF_ERROR(ReadWeights());
+    TESSERA_RETURN_IF_ERROR(CheckPrediction(message_.prediction()));
     return std::move(plan_);
   }
 

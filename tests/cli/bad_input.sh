@@ -108,6 +108,10 @@ fails 2 "not both" simulate "${tiny[@]}" "${cpu[@]}" --strategy dp=4 \
 sed 's/"schedule"/"schedul"/' "$work/plan.json" >"$work/typo.json"
 fails 2 "typo.json:[0-9]+:[0-9]+.*schedul" simulate "${tiny[@]}" "${cpu[@]}" \
   --plan "$work/typo.json"
+sed -E '/"prediction"/,/}/ s/"step_time_s": *[0-9.e-]+/"step_time_s": -1/' \
+  "$work/plan.json" >"$work/negative.json"
+fails 2 "negative.json: prediction.step_time_s: is -1: expected a finite number, 0 or more" \
+  simulate "${tiny[@]}" "${cpu[@]}" --plan "$work/negative.json"
 head -c 200 "$work/plan.json" >"$work/cut-plan.json"
 fails 2 "cut-plan.json" simulate "${tiny[@]}" "${cpu[@]}" \
   --plan "$work/cut-plan.json"

@@ -190,6 +190,17 @@ TEST_F(PlanIoTest, APlanForAnotherDTypeSaysWhich) {
 }
 
 TEST_F(PlanIoTest, BadFilesGetOneLineWithThePlace) {
+  for (const auto& [said, text] :
+       {std::pair("step_time_s: -1", "step_time_s: is -1"),
+        std::pair("step_time_s: nan", "step_time_s: is nan"),
+        std::pair("step_time_s: inf", "step_time_s: is inf"),
+        std::pair("baseline_step_time_s: -2", "baseline_step_time_s: is -2"),
+        std::pair("error_band: -0.5", "error_band: is -0.5")}) {
+    EXPECT_THAT(ErrorAfter("microbatches:", std::string("prediction { ") +
+                                                said + " } microbatches:"),
+                HasSubstr(std::string("broken.txtpb: prediction.") + text +
+                          ": expected a finite number, 0 or more"));
+  }
   EXPECT_THAT(ErrorAfter("microbatches:", "microbatch:"),
               HasSubstr("did you mean 'microbatches'?"));
   EXPECT_THAT(ErrorAfter("group: \"stage0\"", "group: \"stag0\""),
