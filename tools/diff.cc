@@ -4,7 +4,6 @@
 #include <iostream>
 
 #include "costmodel/evaluate/evaluator.h"
-#include "planner/io/plan_io.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/explain.h"
 #include "tools/explain_output.h"
@@ -38,13 +37,12 @@ struct Side {
   MemoryUse memory;  // of the fullest device
 };
 
-Result<Side> ReadSide(const Options& options, const Inputs& inputs,
+Result<Side> ReadSide(const Options& options, Inputs& inputs,
                       const Evaluator& evaluator, size_t number) {
   Side side;
   side.path = options.positional[number];
-  TESSERA_TRY(side.plan, ReadPlan(side.path, inputs.graph));
-  const auto errors = Validate(inputs.graph, inputs.cluster, side.plan);
-  if (!errors.empty()) return errors.front().At(side.path);
+  TESSERA_TRY(side.plan, ReadPlanFor(side.path, inputs.graph, inputs.cluster,
+                                     inputs.warnings));
   side.evaluation = evaluator.Explain(side.plan);
   for (const MemoryUse& memory : side.evaluation.memory) {
     if (memory.total > side.memory.total) side.memory = memory;

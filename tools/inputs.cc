@@ -115,14 +115,14 @@ Result<void> CheckPlan(const Graph& graph, const Cluster& cluster,
   return error;
 }
 
-Result<std::optional<Plan>> ReadPlanOrStrategy(const Options& options,
-                                               const Graph& graph,
-                                               const Cluster& cluster) {
+Result<std::optional<Plan>> ReadPlanOrStrategy(
+    const Options& options, const Graph& graph, const Cluster& cluster,
+    std::vector<std::string>& warnings) {
   if (!options.plan.empty() && options.strategy) {
     return InvalidInput("give a plan or a strategy, not both", "--strategy");
   }
   if (!options.plan.empty()) {
-    TESSERA_TRY(Plan plan, ReadPlanFor(options.plan, graph, cluster));
+    TESSERA_TRY(Plan plan, ReadPlanFor(options.plan, graph, cluster, warnings));
     return std::optional(std::move(plan));
   }
   if (options.strategy) {
@@ -216,8 +216,8 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   TESSERA_TRY(inputs.graph, ReadModel(options, inputs.cluster, inputs.warnings,
                                       inputs.layout));
   WarnOfUnpriced(inputs);
-  TESSERA_TRY(inputs.plan,
-              ReadPlanOrStrategy(options, inputs.graph, inputs.cluster));
+  TESSERA_TRY(inputs.plan, ReadPlanOrStrategy(options, inputs.graph,
+                                              inputs.cluster, inputs.warnings));
   return inputs;
 }
 
@@ -253,9 +253,14 @@ Result<Inputs> ReadInputs(const Options& options, Cluster default_cluster) {
 }
 
 Result<Plan> ReadPlanFor(const std::string& path, const Graph& graph,
-                         const Cluster& cluster) {
+                         const Cluster& cluster,
+                         std::vector<std::string>& warnings) {
   TESSERA_TRY(Plan plan, ReadPlan(path, graph));
   TESSERA_RETURN_IF_ERROR(CheckPlan(graph, cluster, plan, path));
+  if (!plan.cluster_name.empty() && plan.cluster_name != cluster.name) {
+    warnings.push_back(path + ": the plan was made for cluster '" +
+                       plan.cluster_name + "', not for '" + cluster.name + "'");
+  }
   return plan;
 }
 

@@ -41,9 +41,12 @@ Result<Inputs> ReadInputs(const Options& options, Cluster default_cluster);
 Result<std::optional<ProfileDb>> ReadProfiles(
     const std::vector<std::string>& paths);
 
-// The plan of a file, if it is valid for `graph` on `cluster`.
+// The plan of a file, if it is valid for `graph` on `cluster`. What was made
+// for another cluster is, where that has the devices; a warning names both
+// then.
 Result<Plan> ReadPlanFor(const std::string& path, const Graph& graph,
-                         const Cluster& cluster);
+                         const Cluster& cluster,
+                         std::vector<std::string>& warnings);
 
 // The plan of `inputs`, else data parallelism over the whole cluster.
 Result<Plan> PlanOrDataParallel(const Inputs& inputs);

@@ -80,15 +80,16 @@ Result<Constraints> ConstraintsOf(const Options& options,
 }
 
 // The plans of --plan or --strategy, --from and --resume.
-Result<std::vector<Plan>> StartsOf(const Options& options, const Inputs& inputs,
-                                   const SearchSpace& space) {
+Result<std::vector<Plan>> StartsOf(const Options& options,
+                                   const SearchSpace& space, Inputs& inputs) {
   std::vector<Plan> starts;
-  const auto add = [&](Plan plan, std::string_view path) {
+  const auto add = [&](Plan plan, const std::string& path) {
     Plan canonical = plan;
     if (!MakeCanonical(space, canonical) || !Allowed(space, canonical)) {
-      std::cerr << "tessera: warning: " << path
-                << ": the search does not start from this plan: its moves "
-                   "lead to no such plan, or the constraints do not allow it\n";
+      inputs.warnings.push_back(
+          path +
+          ": the search does not start from this plan: its moves "
+          "lead to no such plan, or the constraints do not allow it");
     }
     starts.push_back(std::move(plan));
   };
@@ -104,8 +105,8 @@ Result<std::vector<Plan>> StartsOf(const Options& options, const Inputs& inputs,
       return InvalidInput("needs -o FILE, whose plan it starts from",
                           "--resume");
     }
-    TESSERA_TRY(Plan plan,
-                ReadPlanFor(options.output, inputs.graph, inputs.cluster));
+    TESSERA_TRY(Plan plan, ReadPlanFor(options.output, inputs.graph,
+                                       inputs.cluster, inputs.warnings));
     add(std::move(plan), options.output);
   }
   return starts;
@@ -638,8 +639,9 @@ Result<int> RunSearch(const Options& options) {
   TESSERA_TRY(space.constraints,
               ConstraintsOf(options, space.index, inputs.cluster));
   WarnOfForbidden(space, inputs);
-  PrintWarnings(inputs);
   SearchOptions search = SearchOptionsOf(options);
+  TESSERA_TRY(search.starts, StartsOf(options, space, inputs));
+  PrintWarnings(inputs);
   // All that is done is within the limit, from reading on. Without proposals
   // there is none to the answer.
   const bool limits_answer = options.time_limit_s || options.proposals != 0;
@@ -653,7 +655,6 @@ Result<int> RunSearch(const Options& options) {
   }
   search.candidates = static_cast<size_t>(std::max(1, options.confirm));
   search.share_links = options.confirm > 0;
-  TESSERA_TRY(search.starts, StartsOf(options, inputs, space));
   search.stop = &CatchInterrupts();
   if (!options.output.empty()) {
     // So that what is killed leaves what it had. Whether the file can be

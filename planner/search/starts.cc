@@ -336,6 +336,7 @@ class StartFinder {
   void AddGiven() {
     for (Plan plan : options_.starts) {
       if (!MakeCanonical(space_, plan) || !Allowed(space_, plan)) continue;
+      plan.cluster_name = space_.cluster->name;
       // Half of the chains are left for the others.
       if (starts_.given.size() < (count_ + 1) / 2) {
         starts_.given.push_back(plan);

@@ -80,6 +80,20 @@ sed 's/again.json/plan.json/' "$work/plan-step.json" |
   cmp - "$work/strategy.json" || fail "the plan's step is not the strategy's"
 json "j['plan_file'] == '$work/plan.json'" "$work/strategy.json" >/dev/null
 
+# On another cluster that has its devices a plan is valid; all say that it was
+# not made for that, and what a search makes of it was.
+other=("${tiny[@]}" --cluster g4dn.12xlarge:1 --dtype fp32)
+for verb in simulate explain "search --proposals 1 -o $work/moved.json" \
+  "run --steps 1 --data $examples/data/gpl-3.txt" diff; do
+  given=(--plan "$work/plan.json")
+  [[ $verb == diff ]] && given=("$work/plan.json" "$work/plan.json")
+  # shellcheck disable=SC2086 # a verb and its flags
+  "$tessera" $verb "${given[@]}" "${other[@]}" >/dev/null 2>"$work/stderr"
+  grep -q "^tessera: warning: $work/plan.json: the plan was made for cluster 'local-cpu:4', not for 'g4dn.12xlarge:1'$" "$work/stderr" ||
+    fail "$verb does not say for which cluster the plan was made"
+done
+json 'j["cluster"] == "g4dn.12xlarge:1"' "$work/moved.json" >/dev/null
+
 # What does not fit is a result, with reasons, and exit code 3.
 big=(--model "$examples/models/llama-3-70b/config.json"
   --cluster dgx-a100-40gb:1 --global-batch 8 --seq-len 128)
