@@ -65,9 +65,6 @@ class AllowedObjective : public Objective {
     }
     return objective_.EvaluateUniform(index, cluster, strategy);
   }
-  std::optional<Duration> QuickSharedStepTime(const Plan& plan) const override {
-    return objective_.QuickSharedStepTime(plan);
-  }
   Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
                      const Strategy& strategy, Bound bound) const override {
     return objective_.BoundUniform(index, cluster, strategy, bound);
