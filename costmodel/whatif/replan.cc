@@ -1,6 +1,7 @@
 #include "costmodel/whatif/replan.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "planner/search/experts.h"
@@ -31,8 +32,12 @@ bool IsUsual(const Strategy& strategy) {
 Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
                       const ReplanOptions& options) {
   const SearchSpace space(*of.graph, of.cluster);
+  // A search spends no more on a plan than others do.
+  const bool searches = options.proposals > 0;
   const Evaluator evaluator(*of.graph, of.cluster, predict.profile,
-                            predict.training);
+                            predict.training,
+                            searches ? Evaluator::kMostInSearch
+                                     : std::numeric_limits<int64_t>::max());
   const auto stop = [&] {
     predict.watch.Tell("comparing strategies on " + of.cluster.name);
     return predict.watch.stopped();
@@ -67,13 +72,14 @@ Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
   }
   TESSERA_TRY(Plan best,
               PlanFromStrategy(*of.index, of.cluster, fastest.strategy));
-  if (options.proposals == 0) return best;
+  if (!searches) return best;
   SearchOptions search;
   search.seed = options.seed;
   search.proposals = options.proposals;
   search.time_limit = 0;
   search.threads = 1;
   search.chains = 4;
+  search.share_links = !predict.fast;
   search.stop = predict.watch.stop;
   search.starts = {std::move(best)};
   TESSERA_TRY(SearchResult found, Search(space, evaluator, search));

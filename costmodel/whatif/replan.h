@@ -9,8 +9,8 @@ namespace tessera {
 struct ReplanOptions {
   // Strategies that are compared, at most.
   int budget = 256;
-  // Proposals of a search from the best of them (planner/search/mcmc.h); 0: no
-  // search.
+  // Proposals of a search from the best of them (planner/search/mcmc.h), which
+  // looks at shared links unless predictions are fast; 0: no search.
   int64_t proposals = 0;
   uint64_t seed = 0;
 };
