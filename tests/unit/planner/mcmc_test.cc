@@ -26,6 +26,14 @@ Cluster Ranks(int count) {
   return *std::move(cluster);
 }
 
+// So many proposals, and no limit to the time: equal results.
+SearchOptions WithProposals(int64_t proposals) {
+  SearchOptions options;
+  options.proposals = proposals;
+  options.time_limit = 0;
+  return options;
+}
+
 Plan Uniform(const SearchSpace& space, std::string_view text) {
   const auto strategy = ParseStrategy(text);
   TESSERA_CHECK(strategy.has_value()) << strategy.error().ToString();
@@ -215,10 +223,7 @@ TEST(Mcmc, EqualsBruteForce) {
   ASSERT_TRUE(exhaustive.has_value());
   EXPECT_GT(exhaustive->plans, 1000);
   RecordProperty("plans", static_cast<int>(exhaustive->plans));
-  SearchOptions options;
-  options.proposals = 200'000;
-  options.time_limit = 0;
-  const auto result = Search(space, objective, options);
+  const auto result = Search(space, objective, WithProposals(200'000));
   ASSERT_TRUE(result.has_value()) << result.error().ToString();
   // The search also tries pipelines, which brute force does not.
   ASSERT_EQ(result->best.groups.size(), 1u);
@@ -232,9 +237,7 @@ TEST(Mcmc, SamePlanForAnyNumberOfThreads) {
   const Cluster cluster = Ranks(4);
   const SearchSpace space(graph, cluster);
   const ToyObjective objective(graph);
-  SearchOptions options;
-  options.proposals = 2'003;
-  options.time_limit = 0;
+  SearchOptions options = WithProposals(2'003);
   options.seed = 7;
   options.threads = 1;
   const auto one = Search(space, objective, options);
@@ -292,9 +295,7 @@ TEST(Mcmc, LaddersThatFindNothingBetterStartAnew) {
   const Graph graph = TwoLayerGraph(2, 2, 2);
   const Cluster cluster = Ranks(2);
   const SearchSpace space(graph, cluster);
-  SearchOptions options;
-  options.time_limit = 0;
-  options.proposals = 20 * options.chains * kRound;
+  SearchOptions options = WithProposals(20 * SearchOptions().chains * kRound);
   for (int threads : {1, 2}) {
     options.threads = threads;
     const auto result = Search(space, FlatObjective(), options);
@@ -350,10 +351,7 @@ TEST(Mcmc, NeverWorseThanTheBaselinesAndValid) {
   const Cluster cluster = Ranks(8);
   const SearchSpace space(graph, cluster);
   const ToyObjective objective(graph);
-  SearchOptions options;
-  options.proposals = 400;
-  options.time_limit = 0;
-  const auto result = Search(space, objective, options);
+  const auto result = Search(space, objective, WithProposals(400));
   ASSERT_TRUE(result.has_value());
   // All but hybrid ZeRO, which needs several nodes.
   ASSERT_EQ(result->baselines.size(), Experts().size() - 1);
@@ -392,9 +390,7 @@ TEST(Mcmc, FindsWhatIsFastestOnSharedLinks) {
   const auto shared = [&](const Plan& plan) {
     return *objective.QuickSharedStepTime(plan);
   };
-  SearchOptions options;
-  options.proposals = 4'000;
-  options.time_limit = 0;
+  SearchOptions options = WithProposals(4'000);
   options.candidates = 4;
   const auto without = Search(space, objective, options);
   ASSERT_TRUE(without.has_value());
@@ -441,9 +437,7 @@ TEST(Mcmc, LooksAtSharedLinksOnceTheBestPlanLosesOnThem) {
   const Graph graph = MlpGraph(3, 8, 4, 8, 16, 32);
   const Cluster cluster = Ranks(4);
   const SearchSpace space(graph, cluster);
-  SearchOptions options;
-  options.proposals = 4'000;
-  options.time_limit = 0;
+  SearchOptions options = WithProposals(4'000);
   options.share_links = true;
   const auto without = Search(space, ToyObjective(graph), options);
   ASSERT_TRUE(without.has_value());
@@ -480,9 +474,7 @@ TEST(Mcmc, LinksThatLoseNothingAreNotLookedAt) {
   const Graph graph = TwoLayerGraph(2, 2, 2);
   const Cluster cluster = Ranks(2);
   const SearchSpace space(graph, cluster);
-  SearchOptions options;
-  options.proposals = 200;
-  options.time_limit = 0;
+  SearchOptions options = WithProposals(200);
   options.share_links = true;
   EXPECT_FALSE(Search(space, FlatObjective(), options)->shares_links);
   // Not known.
@@ -583,9 +575,7 @@ TEST(Mcmc, SaysWhyNothingIsValid) {
   const Cluster cluster = Ranks(16);
   const SearchSpace space(graph, cluster);
   const ToyObjective objective(graph);
-  SearchOptions options;
-  options.proposals = 10;
-  const auto result = Search(space, objective, options);
+  const auto result = Search(space, objective, WithProposals(10));
   ASSERT_FALSE(result.has_value());
   EXPECT_NE(result.error().message.find("global batch 3"), std::string::npos)
       << result.error().ToString();
