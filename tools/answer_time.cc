@@ -11,11 +11,9 @@ namespace {
 constexpr double kUsualPace = 2e-6;
 // How many times fewer microbatches are simulated to find the pace.
 constexpr int kShorter = 4;
-// How many times as long as expected is kept, as machines are shared.
-constexpr double kSlower = 1.3;
-// How many times as long two may take beside each other as one alone: a core
+// How many times as long two take beside each other as one alone, about: a core
 // for each there may be, but memory is shared, and perhaps the cores, too.
-constexpr double kBeside = 1.75;
+constexpr double kBeside = 1.5;
 // Of the limit: what printing takes, and how far behind it an answer may end,
 // as what is kept is no exact time.
 constexpr double kPrinting = 0.02;
@@ -74,7 +72,7 @@ double AnswerTime::SecondsToKeep(const Plan& plan) {
   if (limit_ == 0 || evaluator_.IsTooLargeToExplain(plan)) return 0;
   const double seconds = SecondsToExplain(plan);
   if (seconds > kMostKept * limit_) return 0;
-  return std::min(kSlower * seconds + kPrinting * limit_, kMostKept * limit_);
+  return std::min(kBeside * seconds + kPrinting * limit_, kMostKept * limit_);
 }
 
 bool AnswerTime::Allows(const Plan& plan, bool beside_another) {

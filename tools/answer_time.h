@@ -28,7 +28,8 @@ class AnswerTime {
   // was one, by `plan` with fewer microbatches, which is simulated then unless
   // it is quick itself or hopeless.
   double SecondsToExplain(const Plan& plan);
-  // What the search leaves of its time where `plan` is its best.
+  // What the search leaves of its time where `plan` is its best: for that and
+  // another one beside it.
   double SecondsToKeep(const Plan& plan);
   // Whether there is time for Explain; of what is quick there always is.
   bool Allows(const Plan& plan, bool beside_another = false);
