@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <unordered_map>
 #include <vector>
@@ -192,16 +193,23 @@ class Reader {
   }
 
  private:
-  Result<void> CheckFingerprint() {
-    const std::string& found = message_.graph_fingerprint();
-    const std::string expected = Fingerprint(graph_);
-    if (found == expected) return {};
+  // The dtype in which the graph is the plan's, if there is one.
+  std::optional<DType> OtherDType() const {
     for (const DType dtype : {DType::kFloat64, DType::kFloat32,
                               DType::kBFloat16, DType::kFloat16}) {
       Graph other = graph_;
       other.dtype = dtype;
-      if (Fingerprint(other) != found) continue;
-      const std::string name(NameOf(dtype));
+      if (Fingerprint(other) == message_.graph_fingerprint()) return dtype;
+    }
+    return std::nullopt;
+  }
+
+  Result<void> CheckFingerprint() {
+    const std::string& found = message_.graph_fingerprint();
+    const std::string expected = Fingerprint(graph_);
+    if (found == expected) return {};
+    if (const auto dtype = OtherDType()) {
+      const std::string name(NameOf(*dtype));
       return InvalidInput("is '" + found + "': the plan is for " + graph_.name +
                               " in " + name + ", not in " +
                               std::string(NameOf(graph_.dtype)) + " (--dtype " +
