@@ -160,7 +160,8 @@ std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
 // The best `count` different plans of both lists. Unless `all` that could be
 // swept is there, it ends with the last of them: behind it others may be better
 // than what was given.
-std::vector<Plan> Ranked(const SearchSpace& space, std::vector<Candidate> swept,
+std::vector<Plan> Ranked(const SearchSpace& space,
+                         const std::vector<Candidate>& swept,
                          const std::vector<FoundPlan>& priced, size_t count,
                          bool all) {
   struct Option {
@@ -362,7 +363,7 @@ class StartFinder {
       uniform_.clear();
       for (const Candidate& c : swept.best) uniform_.push_back(c.strategy);
       std::vector<Plan> ranked =
-          Ranked(space_, std::move(swept.best), starts_.priced, count_, all);
+          Ranked(space_, swept.best, starts_.priced, count_, all);
       if (ranked.size() > starts_.ranked.size()) {
         starts_.ranked = std::move(ranked);
       }
