@@ -102,7 +102,7 @@ Result<void> Initialise(const Graph& graph,
 Result<void> InitialiseState(const Graph& graph, uint64_t seed,
                              RankExecutor& executor, StartUp start) {
   start.total = PersistentBytes(executor);
-  // A GPU has no threads of the host: those of all cores draw for it.
+  // Where the device has no threads of the host those of all cores draw for it.
   std::unique_ptr<ThreadPool> own;
   ThreadPool* threads = executor.device().threads();
   if (threads == nullptr) {

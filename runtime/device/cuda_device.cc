@@ -73,7 +73,7 @@ Result<GpuProperties> PropertiesOfGpu(int ordinal) {
                        {static_cast<int64_t>(properties.totalGlobalMem)}};
 }
 
-Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal) {
+Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal, int threads) {
   // 32 is the most there are (CUDA C++ Programming Guide 13.0, "CUDA
   // Environment Variables"). Read when CUDA starts.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
@@ -84,13 +84,15 @@ Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal) {
                      "; this process sees " + std::to_string(count),
                  ""};
   }
-  auto device = std::make_unique<CudaDevice>(ordinal);
+  auto device = std::make_unique<CudaDevice>(ordinal, threads);
   TESSERA_RETURN_IF_ERROR(device->Open());
   return device;
 }
 
-CudaDevice::CudaDevice(int ordinal)
-    : ordinal_(ordinal), name_("cuda:" + std::to_string(ordinal)) {
+CudaDevice::CudaDevice(int ordinal, int threads)
+    : ordinal_(ordinal),
+      name_("cuda:" + std::to_string(ordinal)),
+      threads_(threads) {
   for (int category = 0; category < kMemoryCategories; ++category) {
     arenas_.emplace_back(kChunkBytes,
                          [this](int64_t bytes) { return Reserve(bytes); });

@@ -24,6 +24,7 @@
 #include "planner/lower/task_graph.h"
 #include "runtime/device/cuda_arena.h"
 #include "runtime/device/device.h"
+#include "runtime/thread_pool.h"
 
 // CUDA's own names, so that this header needs none of CUDA's.
 struct CUstream_st;
@@ -54,7 +55,7 @@ Result<GpuProperties> PropertiesOfGpu(int ordinal);
 class CudaDevice : public QueueDevice {
  public:
   // Use MakeCudaDevice.
-  explicit CudaDevice(int ordinal);
+  CudaDevice(int ordinal, int threads);
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
   // Waits for all work.
@@ -79,6 +80,8 @@ class CudaDevice : public QueueDevice {
   void Launch(const Kernel& kernel, const KernelCall& call) override;
   void LaunchList(const Kernel& kernel,
                   std::span<const KernelCall> calls) override;
+
+  ThreadPool* threads() override { return &threads_; }
 
   Result<int> MakeQueue(StreamRole role) override;
   void UseQueue(int queue) override;
@@ -137,7 +140,8 @@ class CudaDevice : public QueueDevice {
   }
 
  private:
-  friend Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal);
+  friend Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal,
+                                                            int threads);
 
   struct Allocation {
     Bytes size;  // as asked for
@@ -165,6 +169,7 @@ class CudaDevice : public QueueDevice {
 
   const int ordinal_;
   const std::string name_;
+  ThreadPool threads_;
   std::unique_ptr<CublasLtMatMul> matmul_;
   std::unique_ptr<CudaSdpa> sdpa_;
   std::vector<std::unique_ptr<CudaQueue>> queues_;
@@ -193,7 +198,9 @@ class CudaDevice : public QueueDevice {
 // GPU `ordinal` of those that CUDA_VISIBLE_DEVICES leaves visible. Its first
 // use in a process takes about a second. Sets CUDA_DEVICE_MAX_CONNECTIONS to 32
 // unless it is set: streams that share one of its connections wait for each
-// other, and a stream that waits for a peer may then wait for itself.
-Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal);
+// other, and a stream that waits for a peer may then wait for itself. Kernels
+// on what it keeps in the host's memory run on so many threads.
+Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal,
+                                                   int threads = 1);
 
 }  // namespace tessera

@@ -107,7 +107,7 @@ class RankDevice {
   }
   // The algorithms that were chosen so far, as text.
   virtual std::string TunedProducts() const { return ""; }
-  // On which the kernels may run; null for one.
+  // On which kernels run, of a GPU those on the host; null for one.
   virtual ThreadPool* threads() { return nullptr; }
 
   // This device, if calls return before their work has run; else null.

@@ -175,7 +175,7 @@ Result<RankSeat> JoinJob(const Backend& backend,
       setenv(variable.name.c_str(), variable.value.c_str(), /*overwrite=*/0);
     }
   }
-  TESSERA_TRY(auto device, MakeCudaDevice(ordinal));
+  TESSERA_TRY(auto device, MakeCudaDevice(ordinal, threads));
   TESSERA_TRY(seat.world, MakeNcclWorld(environment.rank, environment.size,
                                         *seat.store, *device));
   seat.device = std::move(device);
@@ -197,7 +197,7 @@ Result<std::vector<RankSeat>> MakeJob(const Backend& backend, int ranks,
 #ifdef TESSERA_HAS_CUDA
   std::vector<QueueDevice*> devices;
   for (RankSeat& seat : seats) {
-    TESSERA_TRY(auto device, MakeCudaDevice(0));
+    TESSERA_TRY(auto device, MakeCudaDevice(0, threads));
     devices.push_back(device.get());
     seat.device = std::move(device);
   }

@@ -85,7 +85,7 @@ struct RankSeat {
 };
 
 // This process's, as `environment` has it: the ranks call it together.
-// `threads` is of a device on the host's cores. REQUIRES: !backend.threads.
+// Its kernels on the host run on `threads`. REQUIRES: !backend.threads.
 Result<RankSeat> JoinJob(const Backend& backend,
                          const RankEnvironment& environment, int threads);
 

@@ -112,7 +112,12 @@ void Cast(const KernelCall& call) {
   const LocalTensor& from = call.operands[0];
   const LocalTensor& to = call.results[0];
   if (from.dtype == DType::kFloat32 && Is16Bit(to.dtype)) {
-    return Narrow(from.as<const float>(), from.elements(), to.dtype, to.data);
+    const auto* const x = from.as<const float>();
+    auto* const y = to.as<uint16_t>();
+    return ForEachRange(call, from.elements(), RowGrain(1),
+                        [&](int64_t begin, int64_t end) {
+                          Narrow(x + begin, end - begin, to.dtype, y + begin);
+                        });
   }
   for (int64_t i = 0; i < from.elements(); ++i) Put(to, i, Get(from, i));
 }

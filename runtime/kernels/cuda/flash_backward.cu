@@ -17,22 +17,20 @@ using namespace flash;
 // are a block's. kWidth is the head's, rounded up.
 template <int kWidth>
 struct KeyGradients {
-  static constexpr int kWarps = kWidth == 128 ? 8 : 4;
+  static constexpr int kWarps = 4;
   static constexpr int kBlocks = 1;
   static constexpr int kStep = kWidth == 256 ? 32 : 64;
   static constexpr int kColumns = kWidth == 256 ? 128 : kWidth;
-  static constexpr int kBlocksPerMultiprocessor = kWidth == 64   ? 3
-                                                  : kWidth == 96 ? 2
-                                                                 : 1;
+  static constexpr int kBlocksPerMultiprocessor = kWidth == 64    ? 3
+                                                  : kWidth == 256 ? 1
+                                                                  : 2;
 };
 template <int kWidth>
 struct QueryGradients {
-  static constexpr int kWarps = kWidth == 128 ? 8 : 4;
-  static constexpr int kBlocks = 1;
-  static constexpr int kStep = kWidth == 256 ? 32 : 64;
-  static constexpr int kBlocksPerMultiprocessor = kWidth == 64   ? 3
-                                                  : kWidth == 96 ? 2
-                                                                 : 1;
+  static constexpr int kWarps = 4;
+  static constexpr int kBlocks = kWidth == 256 ? 1 : 2;
+  static constexpr int kStep = kWidth == 64 ? 64 : 32;
+  static constexpr int kBlocksPerMultiprocessor = kWidth == 256 ? 1 : 2;
 };
 template <typename Sizes>
 constexpr int kRows = 16 * Sizes::kBlocks* Sizes::kWarps;
@@ -145,9 +143,9 @@ __global__ void __launch_bounds__(
   Clear(dv);
   const float scale = p.scale * kLog2E;
   for (int stage = 0; step.number < steps; stage ^= 1) {
+    const Step next = next_after(step.number);
     WaitForCopies<0>();
     __syncthreads();
-    const Step next = next_after(step.number);
     if (next.number < steps) copy_queries(next.number, stage ^ 1);
     CommitCopies();
 
@@ -301,9 +299,9 @@ __global__ void __launch_bounds__(
   Clear(dq);
   const float scale = p.scale * kLog2E;
   for (int stage = 0; step.tile < tiles; stage ^= 1) {
+    const Step next = next_after(step.tile);
     WaitForCopies<0>();
     __syncthreads();
-    const Step next = next_after(step.tile);
     if (next.tile < tiles) copy_keys(next.tile, stage ^ 1);
     CommitCopies();
 

@@ -19,6 +19,13 @@ struct Forward {
   static constexpr int kBlocksPerMultiprocessor = 2;
 };
 template <>
+struct Forward<64> {
+  static constexpr int kWarps = 4;
+  static constexpr int kBlocks = 1;
+  static constexpr int kKeys = 64;
+  static constexpr int kBlocksPerMultiprocessor = 4;
+};
+template <>
 struct Forward<256> {
   static constexpr int kWarps = 8;
   static constexpr int kBlocks = 1;
@@ -128,9 +135,9 @@ __global__ void __launch_bounds__(32 * Forward<kWidth>::kWarps,
 
   const float scale = p.scale * kLog2E;
   for (int stage = 0; step.tile < tiles; stage ^= 1) {
+    const Step next = next_after(step.tile);
     WaitForCopies<0>();
     __syncthreads();
-    const Step next = next_after(step.tile);
     if (next.tile < tiles) copy_keys(next.tile, stage ^ 1);
     CommitCopies();
 

@@ -76,14 +76,28 @@ __device__ void CopyTile(T* tile, const T* from, int64_t stride, int rows,
                          int width) {
   constexpr int kPieces = kWidth / 8;
   static_assert(kRows * kPieces % kThreads == 0);
+  if constexpr (kThreads % kPieces == 0) {
+    // A thread's pieces are below each other.
+    constexpr int kStep = kThreads / kPieces;
+    const int row = threadIdx.x / kPieces;
+    const int column = threadIdx.x % kPieces * 8;
+    const T* piece = from + row * stride + column;
+    T* const to = tile + row * kPitch<kWidth> + column;
 #pragma unroll
-  for (int i = 0; i < kRows * kPieces / kThreads; ++i) {
-    const int piece = i * kThreads + threadIdx.x;
-    const int row = piece / kPieces;
-    const int column = piece % kPieces * 8;
-    const bool inside = row < rows && column < width;
-    CopyAsync16(tile + row * kPitch<kWidth> + column,
-                inside ? from + row * stride + column : from, inside);
+    for (int i = 0; i < kRows / kStep; ++i) {
+      CopyAsync16(to + i * kStep * kPitch<kWidth>, piece,
+                  row + i * kStep < rows && column < width);
+      piece += kStep * stride;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRows * kPieces / kThreads; ++i) {
+      const int piece = i * kThreads + threadIdx.x;
+      const int row = piece / kPieces;
+      const int column = piece % kPieces * 8;
+      CopyAsync16(tile + row * kPitch<kWidth> + column,
+                  from + row * stride + column, row < rows && column < width);
+    }
   }
 }
 

@@ -153,16 +153,20 @@ struct NormDw {
 
 // ---- All gradients at once --------------------------------------------------
 
-// Threads of one multiprocessor, with kKept vectors of a row in each of them
-// and the sums of their columns, which stay in registers: more leave more sums
-// to be added.
+// The threads of a row work on kKept vectors of it each, and keep the sums of
+// its columns in registers: where they are fewer, more rows are under way, and
+// a row of one warp needs no barrier.
 template <int kKept>
-constexpr unsigned kBackwardThreads = kKept == 1 ? 1024 : 512;
-constexpr int64_t kWidestOfOneVector = int64_t{kVector} * kMostRowThreads;
+struct Backward {
+  // Of a block at most, and of a multiprocessor, by the registers they take.
+  static constexpr unsigned kThreads = kKept == 3 ? 128 : kMostRowThreads;
+  static constexpr unsigned kOfAll = kKept == 1 ? 1024 : kKept == 2 ? 512 : 448;
+};
+
 // Two vectors of 16 bits in each thread, or one of fp32: 96 KiB of shared
 // memory, which GPUs from sm_80 on have.
 int64_t WidestKept(DType dtype) {
-  return (Is16Bit(dtype) ? 2 : 1) * kWidestOfOneVector;
+  return int64_t{Is16Bit(dtype) ? 2 : 1} * kVector * kMostRowThreads;
 }
 
 // Sums over a row.
@@ -170,26 +174,6 @@ struct RowSums {
   float average;  // of dy scale
   float slope;    // of that times the normalised x
 };
-
-// Adds over the threads of a row, of which all get the result. One barrier, so
-// `stage` is not that of the call before. REQUIRES: as Reduce (reduce.h).
-__device__ RowSums AddOverRow(RowSums mine, int stage) {
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    mine.average += __shfl_xor_sync(kAllLanes, mine.average, step);
-    mine.slope += __shfl_xor_sync(kAllLanes, mine.slope, step);
-  }
-  if (blockDim.x == kWarp) return mine;
-  TESSERA_SHARED(of_warp, RowSums[2][kWarp]);
-  if (threadIdx.x % kWarp == 0) of_warp[stage][threadIdx.x / kWarp] = mine;
-  __syncthreads();
-  RowSums all = of_warp[stage][0];
-  for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) {
-    all.average += of_warp[stage][warp].average;
-    all.slope += of_warp[stage][warp].slope;
-  }
-  return all;
-}
 
 // What a thread works on of a row, which is copied to shared memory while it
 // works on the row before: `kOperands` tensors' kKept vectors. No other thread
@@ -260,12 +244,13 @@ class RowAhead {
 };
 
 // dy, x, scale, [mean,] rstd [, added] -> dx (+ added), and in
-// partial[row of threads][kSums][width] the sums for dscale [, dshift] [, the
+// partial[block][kSums][width] the sums for dscale [, dshift] [, the
 // columns of dx]. Each row of threads takes the rows of its number modulo
 // theirs.
 template <typename T, bool kCentred, bool kAdds, bool kColumns, int kKept>
-__global__ void __launch_bounds__(kMostRowThreads,
-                                  kBackwardThreads<kKept> / kMostRowThreads)
+__global__ void __launch_bounds__(Backward<kKept>::kThreads,
+                                  Backward<kKept>::kOfAll /
+                                      Backward<kKept>::kThreads)
     NormBackward(Elements<T> dy, Elements<T> x, Elements<T> scale,
                  Elements<T> added, Elements<T> dx,
                  Statistics<kCentred> statistics, int64_t rows, int64_t width,
@@ -278,9 +263,6 @@ __global__ void __launch_bounds__(kMostRowThreads,
   const int64_t mine = RowOfThread();
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   float sums[kKept][kSums][kVector] = {};
-  // Of a row.
-  float scaled[kKept][kVector] = {};      // dy scale
-  float normalised[kKept][kVector] = {};  // x
   float next_mean = 0;
   float next_rstd = 0;
   const auto fetch = [&](int64_t row, int stage) {
@@ -303,49 +285,71 @@ __global__ void __launch_bounds__(kMostRowThreads,
     for (int k = 0; k < kKept; ++k) {
       if (!ahead.Has(k)) break;
       float d[kVector];
+      float v[kVector];
       float s[kVector];
       ahead.Get(stage, k, 0, d);
-      ahead.Get(stage, k, 1, normalised[k]);
+      ahead.Get(stage, k, 1, v);
       scale.Load(int64_t{ahead.Vector(k)} * kVector, WholeSpan(), s);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        float& x_hat = normalised[k][j];
-        x_hat = (x_hat - mean) * rstd;
-        scaled[k][j] = d[j] * s[j];
-        all.average += scaled[k][j];
-        all.slope += scaled[k][j] * x_hat;
-        sums[k][0][j] += d[j] * x_hat;
+        const float normalised = (v[j] - mean) * rstd;
+        all.average += d[j] * s[j];
+        all.slope += d[j] * s[j] * normalised;
+        sums[k][0][j] += d[j] * normalised;
         if (kCentred) sums[k][kCentred][j] += d[j];
       }
     }
-    all = AddOverRow(all, stage);
+    all = Reduce(all, RowSums{0, 0}, [](RowSums a, RowSums b) {
+      return RowSums{a.average + b.average, a.slope + b.slope};
+    });
     const auto n = static_cast<float>(width);
-    const float average = kCentred ? rstd * (all.average / n) : 0;
-    const float slope = rstd * (all.slope / n);
+    const float average = kCentred ? all.average / n : 0;
+    const float slope = all.slope / n;
 #pragma unroll
     for (int k = 0; k < kKept; ++k) {
       if (!ahead.Has(k)) break;
-      float d[kVector] = {};
-      if constexpr (kAdds) ahead.Get(stage, k, 2, d);
+      const int64_t column = int64_t{ahead.Vector(k)} * kVector;
+      float d[kVector];
+      float v[kVector];
+      float s[kVector];
+      float more[kVector] = {};
+      ahead.Get(stage, k, 0, d);
+      ahead.Get(stage, k, 1, v);
+      if constexpr (kAdds) ahead.Get(stage, k, 2, more);
+      scale.Load(column, WholeSpan(), s);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        d[j] += rstd * scaled[k][j] - average - normalised[k][j] * slope;
+        const float normalised = (v[j] - mean) * rstd;
+        d[j] = rstd * (d[j] * s[j] - average - normalised * slope) + more[j];
         if (kColumns) sums[k][kSums - 1][j] += Fp32(Rounded<T>(d[j]));
       }
-      dx.Store(row * width + int64_t{ahead.Vector(k)} * kVector, WholeSpan(),
-               d);
+      dx.Store(row * width + column, WholeSpan(), d);
     }
   }
+  const bool alone = blockDim.y == 1;
+  float* const of_rows = reinterpret_cast<float*>(DynamicShared());
+  float* const of_block = partial + blockIdx.x * int64_t{kSums} * width;
+  if (!alone) __syncthreads();  // its last rows were read
 #pragma unroll
   for (int k = 0; k < kKept; ++k) {
     if (!ahead.Has(k)) break;
 #pragma unroll
     for (int of = 0; of < kSums; ++of) {
-      float* const to = partial + (mine * kSums + of) * width +
-                        int64_t{ahead.Vector(k)} * kVector;
+      float* const to =
+          (alone ? of_block : of_rows + threadIdx.y * kSums * width) +
+          of * width + int64_t{ahead.Vector(k)} * kVector;
 #pragma unroll
       for (int j = 0; j < kVector; ++j) to[j] = sums[k][of][j];
     }
+  }
+  if (alone) return;
+  __syncthreads();
+  const auto n = static_cast<int>(kSums * width);
+  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < n;
+       i += blockDim.x * blockDim.y) {
+    float sum = of_rows[i];
+    for (unsigned y = 1; y < blockDim.y; ++y) sum += of_rows[y * n + i];
+    of_block[i] = sum;
   }
 }
 
@@ -472,40 +476,53 @@ void CallNormDw(const KernelCall& call) {
 }
 
 // What NormBackward makes in one go.
-template <bool kCentred, bool kAdds, bool kColumns, int kKept>
+template <typename T, bool kCentred, bool kAdds, bool kColumns, int kKept>
 void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
   constexpr int kSums = 1 + kCentred + kColumns;
   const LocalTensor& dx = call.results[0];
   CudaQueue& queue = *call.queue;
-  const int64_t vectors = width / kVector;
-  const auto threads = static_cast<unsigned>((vectors + kKept * kWarp - 1) /
-                                             (kKept * kWarp) * kWarp);
-  const unsigned shared = threads == kWarp ? 4 : 1;  // rows of a block
+  const auto threads = static_cast<unsigned>(
+      (width / kVector + kKept * kWarp - 1) / (kKept * kWarp) * kWarp);
+  const unsigned of_block = threads == kWarp ? 4 : 1;  // rows
+  const auto partial_bytes =
+      static_cast<int64_t>(sizeof(float)) * kSums * width;  // of a block
+  const size_t shared = std::max(
+      RowAhead<T, 2 + kAdds, kKept>::kBytes * threads * of_block,
+      of_block > 1 ? of_block * static_cast<size_t>(partial_bytes) : 0);
   const unsigned blocks_of_each =
-      std::max(1U, kBackwardThreads<kKept> / (threads * shared));
-  const auto partial_bytes = static_cast<int64_t>(shared * sizeof(float)) *
-                             kSums * width;  // of a block
+      std::max(1U, Backward<kKept>::kOfAll / (threads * of_block));
   const int64_t blocks =
       std::min({int64_t{blocks_of_each} * std::max(queue.multiprocessors, 1),
-                (rows + shared - 1) / int64_t{shared},
+                (rows + of_block - 1) / int64_t{of_block},
                 std::max<int64_t>(1, queue.workspace_bytes / partial_bytes)});
   auto* const partial = reinterpret_cast<float*>(
       queue.Workspace(blocks * partial_bytes, "gradients of a norm"));
   if (partial == nullptr) return;
-  ByType({dx}, [&]<typename T>() {
-    if constexpr (!std::is_same_v<T, Any> && (kKept == 1 || sizeof(T) == 2)) {
-      Launch(NormBackward<T, kCentred, kAdds, kColumns, kKept>,
-             static_cast<unsigned>(blocks), dim3(threads, shared),
-             RowAhead<T, 2 + kAdds, kKept>::kBytes * threads * shared, queue,
-             Elements<T>(call.operands[0]), Elements<T>(call.operands[1]),
-             Elements<T>(call.operands[2]),
-             kAdds ? Elements<T>(call.operands.back()) : Elements<T>(),
-             Elements<T>(dx), StatisticsOf<kCentred>(call.operands, 3), rows,
-             width, partial);
+  Launch(NormBackward<T, kCentred, kAdds, kColumns, kKept>,
+         static_cast<unsigned>(blocks), dim3(threads, of_block), shared, queue,
+         Elements<T>(call.operands[0]), Elements<T>(call.operands[1]),
+         Elements<T>(call.operands[2]),
+         kAdds ? Elements<T>(call.operands.back()) : Elements<T>(),
+         Elements<T>(dx), StatisticsOf<kCentred>(call.operands, 3), rows, width,
+         partial);
+  AddChunksOf<kSums>(call, call.results.subspan(1), partial, blocks, width);
+}
+
+// By measurement (docs/gpu.md).
+template <bool kCentred, bool kAdds, bool kColumns>
+void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
+  constexpr int64_t kWidestOfThree = int64_t{2} * kWarp * 3 * kVector;
+  ByType({call.results[0]}, [&]<typename T>() {
+    const auto launch = [&]<int kKept>() {
+      LaunchBackward<T, kCentred, kAdds, kColumns, kKept>(call, rows, width);
+    };
+    if constexpr (std::is_same_v<T, float>) {
+      launch.template operator()<1>();
+    } else if constexpr (!std::is_same_v<T, Any>) {
+      width <= kWidestOfThree ? launch.template operator()<3>()
+                              : launch.template operator()<2>();
     }
   });
-  AddChunksOf<kSums>(call, call.results.subspan(1), partial, blocks * shared,
-                     width);
 }
 
 // dy, x, scale, [mean,] rstd [, added] -> dx (+ added) [, dscale [, dshift]]
@@ -526,11 +543,7 @@ void CallNormBackward(const KernelCall& call) {
                        HaveWholeRows({in[0], in[1], in[2], dx}, width) &&
                        (!kAdds || HaveWholeRows({dx, in.back()}, width));
     if (fuses) {
-      return width <= kWidestOfOneVector
-                 ? LaunchBackward<kCentred, kAdds, kColumns, 1>(call, rows,
-                                                                width)
-                 : LaunchBackward<kCentred, kAdds, kColumns, 2>(call, rows,
-                                                                width);
+      return LaunchBackward<kCentred, kAdds, kColumns>(call, rows, width);
     }
   }
   KernelCall once = call;
