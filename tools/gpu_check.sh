@@ -6,8 +6,8 @@
 #
 # PART is one of the checks device, discover, parity, run, run-graph, check,
 # nccl, run-nccl, which run side by side, or of the measurements step, graph,
-# profile, losses, training, kernels, matmul, attention, copy, sanitize, which
-# then have the GPU for themselves, in this order; without --only all run. A
+# offload, rounding, profile, losses, training, kernels, matmul, attention, copy,
+# sanitize, which then have the GPU for themselves, in this order; without --only all run. A
 # part that fails does not keep the others from running; one for which no time
 # is left is skipped. Without a GPU nothing runs: the script says so and exits
 # with 0. Otherwise it exits with 1 if a part failed, and writes one JSON file:
@@ -43,8 +43,8 @@ usage() {
 }
 
 checks=(device discover parity run run-graph check nccl run-nccl)
-measurements=(step graph profile losses training kernels matmul attention copy
-  sanitize)
+measurements=(step graph offload rounding profile losses training kernels matmul
+  attention copy sanitize)
 all_parts=("${checks[@]}" "${measurements[@]}")
 parts=()
 out=
@@ -226,6 +226,71 @@ sys.exit(0 if found["losses_equal"] else 1)
 PYTHON
 }
 export -f graph
+
+# GPT-2 1558M without and with its optimizer, and its gradients, on the host: the
+# same losses to rounding, and how long a step takes.
+offload() {
+  local flags=(run --backend cuda --nproc 1 --global-batch 16 --seq-len 1024
+    --model "$cd_root/examples/models/gpt2-xl/config.json" --dtype bf16
+    --set model.resid_pdrop=0 --set model.embd_pdrop=0 --set model.attn_pdrop=0
+    --data "$cd_root/examples/data/gpl-3.txt" --steps 4 --json)
+  "$tessera" "${flags[@]}" --strategy mbs=8 >"$work/on-gpu.json" &&
+    "$tessera" "${flags[@]}" --strategy mbs=8,offload=optimizer:host \
+      >"$work/optimizer-on-host.json" &&
+    "$tessera" "${flags[@]}" >"$work/gradients-on-host.json" \
+      --strategy mbs=8,offload=optimizer:host,gradients:host &&
+    python3 - "$work" <<'PYTHON'
+import json, sys
+
+names = ["on-gpu", "optimizer-on-host", "gradients-on-host"]
+runs = [json.load(open(f"{sys.argv[1]}/{name}.json")) for name in names]
+worst = max(abs(a - b) for run in runs for a, b in zip(run["losses"],
+                                                      runs[0]["losses"]))
+found = {"model": "gpt2-1558m", "largest_difference_of_losses": worst,
+         "step_time_s": {name: run["step_time_s"]
+                         for name, run in zip(names, runs)}}
+print(json.dumps(found))
+json.dump(found, open(f"{sys.argv[1]}/offload.json", "w"))
+sys.exit(0 if worst < 1e-2 else 1)
+PYTHON
+}
+export -f offload
+
+# GPT-2 124M, rounded at random: twice the same losses, and near those of
+# rounding to nearest. And products chosen by time, which a second run reads.
+rounding() {
+  local flags=(run --backend cuda --nproc 1 --global-batch 16 --seq-len 1024
+    --model "$cd_root/examples/models/gpt2/config.json" --dtype bf16
+    --set model.resid_pdrop=0 --set model.embd_pdrop=0 --set model.attn_pdrop=0
+    --data "$cd_root/examples/data/gpl-3.txt" --strategy mbs=16 --steps 10
+    --deterministic --json)
+  "$tessera" "${flags[@]}" >"$work/nearest.json" &&
+    "$tessera" "${flags[@]}" --stochastic-rounding >"$work/random.json" &&
+    "$tessera" "${flags[@]}" --stochastic-rounding >"$work/again.json" &&
+    "$tessera" "${flags[@]}" --tune "$work/products" >"$work/chosen.json" &&
+    cp "$work/products" "$work/products-of-first" &&
+    "$tessera" "${flags[@]}" --tune "$work/products" >"$work/read.json" &&
+    cmp "$work/products" "$work/products-of-first" &&
+    python3 - "$work" <<'PYTHON'
+import json, sys
+
+names = ["nearest", "random", "again", "chosen", "read"]
+nearest, random, again, chosen, read = (
+    json.load(open(f"{sys.argv[1]}/{name}.json")) for name in names)
+apart = max(abs(a - b) for a, b in zip(nearest["losses"], random["losses"]))
+found = {"model": "gpt2-124m",
+         "twice_the_same": random["losses"] == again["losses"],
+         "largest_difference_to_nearest": apart,
+         "first_step_s": {"choosing": chosen["step_times_s"][0],
+                          "reading": read["step_times_s"][0]},
+         "chosen_and_read_the_same": chosen["losses"] == read["losses"]}
+print(json.dumps(found))
+json.dump(found, open(f"{sys.argv[1]}/rounding.json", "w"))
+sys.exit(0 if found["twice_the_same"] and 0 < apart < 0.1 and
+         found["chosen_and_read_the_same"] else 1)
+PYTHON
+}
+export -f rounding
 export tessera cd_root work
 
 # Small kernels under compute-sanitizer, which is ten to a hundred times slower:
@@ -312,6 +377,8 @@ run() {
         --data "$cd_root/examples/data/gpl-3.txt" --global-batch 8 \
         --seq-len 64 --steps 5 --check 5 ;;
     graph) run_part graph 200 bash -c graph ;;
+    offload) run_part offload 200 bash -c offload ;;
+    rounding) run_part rounding 120 bash -c rounding ;;
     run-nccl) run_parity run-nccl 300 cuda ;;
     sanitize) run_part sanitize 600 bash -c 'sanitize 290' ;;
     copy)
@@ -386,7 +453,7 @@ def measured(name):
     data = files[0]
     if "training" in data:  # stands beside the parts
         return {}
-    if name == "graph":
+    if name in ("graph", "offload", "rounding"):
         return data
     if "rows" in data:
         return {"plans": len(data["rows"]), "plans_failed": [

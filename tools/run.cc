@@ -589,6 +589,12 @@ Result<Job> ReadJob(const Options& options,
   if (const std::string idle = IdleRanks(job.plan, devices); !idle.empty()) {
     job.inputs.warnings.push_back("without work in this plan: " + idle);
   }
+  if (job.backend->gpu && options.cluster.empty() &&
+      (Uses(job.plan, MemoryTier::kHost) || Uses(job.plan, MemoryTier::kFile))) {
+    job.inputs.warnings.push_back(
+        "times on the host are predicted for a host that such GPUs come with: "
+        "--cluster with a file of 'tessera discover' has this one's speed");
+  }
   if (job.backend->gpu && IsHuggingFace(options.model) &&
       !IsGraphFile(options.model)) {
     std::string advice = VocabularyAdvice(graph, job.plan);
@@ -967,9 +973,9 @@ Result<int> TrainAsRank(const Options& options,
   if (environment.rank == 0 && environment.launcher != "tessera") {
     PrintWarnings(job.inputs);
   }
-  TESSERA_TRY(
-      const RankSeat seat,
-      JoinJob(*job.backend, environment, ThreadsOf(options, environment.size)));
+  TESSERA_TRY(const RankSeat seat,
+              JoinJob(*job.backend, environment,
+                      ThreadsOf(options, std::max(1, environment.local_size))));
   return TrainInWorld(options, job, seat);
 }
 

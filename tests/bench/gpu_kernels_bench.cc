@@ -35,8 +35,7 @@ class KernelBench {
  public:
   explicit KernelBench(std::string_view kernel,
                        std::vector<Attribute> attributes = {})
-      : run_(Gpu().FindKernel(kernel).value()->run),
-        attributes_(std::move(attributes)) {}
+      : run_(FindKernel(kernel)->run), attributes_(std::move(attributes)) {}
   KernelBench(const KernelBench&) = delete;
   KernelBench& operator=(const KernelBench&) = delete;
   ~KernelBench() {
@@ -81,6 +80,10 @@ class KernelBench {
   }
 
  private:
+  static const Kernel* FindKernel(std::string_view name) {
+    const Kernel* const fused = Gpu().FindFusedKernel(name);
+    return fused != nullptr ? fused : Gpu().FindKernel(name).value();
+  }
   static double BytesOf(const LocalTensor& tensor) {
     return static_cast<double>(tensor.elements() * SizeOf(tensor.dtype));
   }
@@ -173,6 +176,37 @@ void KernelLayerNormDw(benchmark::State& state) {
       .Out({width}, kFloat)
       .Out({width}, kFloat)
       .Accumulate()
+      .Run(state);
+}
+
+// A norm's and its residual's gradients, as blocks of GPT-2 and of Llama have
+// them. Arguments: rows, columns.
+void KernelLayerNormGradients(benchmark::State& state) {
+  const int64_t rows = state.range(0), width = state.range(1);
+  KernelBench("layer_norm_dx+sum+dw+db")
+      .In({rows, width}, kHalf)
+      .In({rows, width}, kHalf)
+      .In({width}, kHalf)
+      .In({rows}, kFloat)
+      .In({rows}, kFloat)
+      .In({rows, width}, kHalf)
+      .Out({rows, width}, kHalf)
+      .Out({width}, kFloat)
+      .Out({width}, kFloat)
+      .Out({width}, kFloat)
+      .Run(state);
+}
+
+void KernelRmsNormGradients(benchmark::State& state) {
+  const int64_t rows = state.range(0), width = state.range(1);
+  KernelBench("rms_norm_dx+sum+dw")
+      .In({rows, width}, kHalf)
+      .In({rows, width}, kHalf)
+      .In({width}, kHalf)
+      .In({rows}, kFloat)
+      .In({rows, width}, kHalf)
+      .Out({rows, width}, kHalf)
+      .Out({width}, kFloat)
       .Run(state);
 }
 
@@ -379,6 +413,12 @@ BENCHMARK(KernelCopy)->UseRealTime();
 BENCHMARK(KernelLayerNorm)->Apply(Rows);
 BENCHMARK(KernelLayerNormDx)->Apply(Rows);
 BENCHMARK(KernelLayerNormDw)->Apply(Rows);
+BENCHMARK(KernelLayerNormGradients)
+    ->Args({65536, 768})
+    ->Args({65536, 1024})
+    ->Args({32768, 1280})
+    ->Args({32768, 1600});
+BENCHMARK(KernelRmsNormGradients)->Args({4096, 4096})->Args({16384, 2048});
 BENCHMARK(KernelRmsNorm)->Apply(Rows);
 BENCHMARK(KernelRmsNormDx)->Apply(Rows);
 BENCHMARK(KernelGelu)->Apply(Hidden);
