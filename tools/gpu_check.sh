@@ -7,10 +7,10 @@
 # PART is one of the checks device, discover, parity, run, run-graph, check,
 # nccl, run-nccl, which run side by side, or of the measurements step, graph,
 # offload, rounding, profile, losses, training, kernels, matmul, attention, copy,
-# sanitize, which then have the GPU for themselves, in this order; without --only all run. A
-# part that fails does not keep the others from running; one for which no time
-# is left is skipped. Without a GPU nothing runs: the script says so and exits
-# with 0. Otherwise it exits with 1 if a part failed, and writes one JSON file:
+# sanitize, which then have the GPU for themselves, in this order; without --only
+# all run. A part that fails does not keep the others from running; one for which
+# no time is left is skipped. Without a GPU nothing runs: the script says so and
+# exits with 0. Otherwise it exits with 1 if a part failed, and writes one JSON file:
 # the device, its driver, the versions, and for every part its status (passed,
 # failed, timed out, skipped), seconds and what it measured or the end of its
 # output. What all parts printed is in FILE.log. Beside the parts: `parity`,

@@ -590,10 +590,12 @@ Result<Job> ReadJob(const Options& options,
     job.inputs.warnings.push_back("without work in this plan: " + idle);
   }
   if (job.backend->gpu && options.cluster.empty() &&
-      (Uses(job.plan, MemoryTier::kHost) || Uses(job.plan, MemoryTier::kFile))) {
+      (Uses(job.plan, MemoryTier::kHost) ||
+       Uses(job.plan, MemoryTier::kFile))) {
     job.inputs.warnings.push_back(
-        "times on the host are predicted for a host that such GPUs come with: "
-        "--cluster with a file of 'tessera discover' has this one's speed");
+        "times on the host and its files are predicted for a host that such "
+        "GPUs come with: --cluster with a file of 'tessera discover' has this "
+        "one's speed");
   }
   if (job.backend->gpu && IsHuggingFace(options.model) &&
       !IsGraphFile(options.model)) {

@@ -180,6 +180,11 @@ struct Decided {
   std::optional<ErrorBand> band;   // of predictions; none of what was run
 
   bool measured() const { return choices[fastest].measured.has_value(); }
+  // Without shared links the baseline is faster than the fastest with them.
+  // REQUIRES: there is a baseline.
+  bool baseline_is_open() const {
+    return !measured() && margin < 0 && !choices[*baseline].confirmed;
+  }
   int64_t no_time() const {
     return std::ranges::count_if(choices, &Choice::no_time);
   }
@@ -237,16 +242,18 @@ void Confirm(const Options& options, const Evaluator& evaluator,
     return choice.score.step_time.seconds() <
            within * fastest.value_or(choices[0].score.step_time).seconds();
   };
-  bool in_time = true;
-  while (in_time) {
+  const int threads = ThreadCount(options.threads);
+  const size_t at_once = threads == 1 ? 1 : kAtOnce;
+  while (true) {
     std::vector<size_t> round;
     for (const size_t i : order) {
-      if (round.size() == kAtOnce || !may_be_answer(i)) continue;
-      in_time = in_time && time.Allows(choices[i].plan, !round.empty());
-      if (in_time) round.push_back(i);
+      if (round.size() < at_once && may_be_answer(i) &&
+          time.Allows(choices[i].plan, !round.empty())) {
+        round.push_back(i);
+      }
     }
     if (round.empty()) break;
-    ForEach(ThreadCount(options.threads), round.size(), [&](size_t r) {
+    ForEach(threads, round.size(), [&](size_t r) {
       Choice& choice = choices[round[r]];
       choice.step = time.Explain(choice.plan, /*share_links=*/true);
       choice.confirmed = choice.step->step_time;
@@ -417,8 +424,8 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided) {
            choice.kind, FormatTime(choice.score.step_time),
            choice.confirmed         ? FormatTime(*choice.confirmed)
            : !choice.score.feasible ? "does not fit"
-           : slower                 ? "slower already"
            : choice.no_time         ? "no time for it"
+           : slower                 ? "slower already"
                                     : "not simulated"});
       if (decided.measured()) {
         rows.back().push_back(choice.measured ? FormatTime(*choice.measured)
@@ -443,6 +450,10 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided) {
     margin = "no baseline fits";
   } else if (*decided.baseline == decided.fastest) {
     margin = "the fastest plan found is a baseline, " + baseline.kind;
+  } else if (decided.baseline_is_open()) {
+    margin = "whether the best baseline, " + baseline.kind +
+             ", is faster is not known: without shared links it takes " +
+             FormatTime(baseline.time());
   } else {
     // Where it is slower without shared links than the fastest with them, it is
     // known without alone.
@@ -469,7 +480,9 @@ Json DecidedJson(const SearchSpace& space, const Decided& decided) {
   const Choice& fastest = decided.choices[decided.fastest];
   if (decided.baseline && decided.choices[*decided.baseline].score.feasible) {
     json.Set("baseline", decided.choices[*decided.baseline].kind);
-    json.Set("over_best_baseline", decided.margin);
+    if (!decided.baseline_is_open()) {
+      json.Set("over_best_baseline", decided.margin);
+    }
   }
   if (decided.band) json.Set("band", decided.band->median);
   json.Set("chosen", decided.choices[decided.chosen].kind);
@@ -702,7 +715,9 @@ Result<int> RunSearch(const Options& options) {
   }
   // As it was confirmed, and as simulate prices it: with shared links. Without
   // that, as the search priced it.
-  const bool late = !interrupted && !chosen.step && !time.Allows(chosen.plan);
+  const bool late = !interrupted && !chosen.step &&
+                    !evaluator.IsTooLargeToExplain(chosen.plan) &&
+                    !time.Allows(chosen.plan);
   const Evaluation step =
       chosen.step ? *chosen.step
       : late      ? evaluator.ExplainUnsimulated(chosen.plan)
@@ -765,7 +780,8 @@ Result<int> RunSearch(const Options& options) {
   if (chosen.score.feasible) return 0;
   const std::string within =
       search.time_limit > 0 && options.proposals != 0
-          ? " in " + FormatTime(search.time_limit) + " (--time-limit)"
+          ? " in " + FormatTime(SearchOptionsOf(options).time_limit) +
+                " (--time-limit)"
           : "";
   return Error{
       ErrorCode::kInfeasible,

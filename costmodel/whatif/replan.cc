@@ -1,7 +1,6 @@
 #include "costmodel/whatif/replan.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "planner/search/experts.h"
@@ -32,12 +31,8 @@ bool IsUsual(const Strategy& strategy) {
 Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
                       const ReplanOptions& options) {
   const SearchSpace space(*of.graph, of.cluster);
-  // A search spends no more on a plan than others do.
-  const bool searches = options.proposals > 0;
   const Evaluator evaluator(*of.graph, of.cluster, predict.profile,
-                            predict.training,
-                            searches ? Evaluator::kMostInSearch
-                                     : std::numeric_limits<int64_t>::max());
+                            predict.training);
   const auto stop = [&] {
     predict.watch.Tell("comparing strategies on " + of.cluster.name);
     return predict.watch.stopped();
@@ -72,7 +67,7 @@ Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
   }
   TESSERA_TRY(Plan best,
               PlanFromStrategy(*of.index, of.cluster, fastest.strategy));
-  if (!searches) return best;
+  if (options.proposals == 0) return best;
   SearchOptions search;
   search.seed = options.seed;
   search.proposals = options.proposals;
@@ -82,7 +77,10 @@ Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
   search.share_links = !predict.fast;
   search.stop = predict.watch.stop;
   search.starts = {std::move(best)};
-  TESSERA_TRY(SearchResult found, Search(space, evaluator, search));
+  // It spends no more on a plan than other searches do.
+  const Evaluator of_search(*of.graph, of.cluster, predict.profile,
+                            predict.training, Evaluator::kMostInSearch);
+  TESSERA_TRY(SearchResult found, Search(space, of_search, search));
   return std::move(found.best);
 }
 

@@ -195,9 +195,9 @@ class Reader {
  private:
   // The dtype in which the graph is the plan's, if there is one.
   std::optional<DType> OtherDType() const {
+    Graph other = graph_;
     for (const DType dtype : {DType::kFloat64, DType::kFloat32,
                               DType::kBFloat16, DType::kFloat16}) {
-      Graph other = graph_;
       other.dtype = dtype;
       if (Fingerprint(other) == message_.graph_fingerprint()) return dtype;
     }

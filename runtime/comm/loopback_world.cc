@@ -528,16 +528,9 @@ Result<void> LoopbackCommunicator::ReduceScatter(
 Result<void> LoopbackCommunicator::AllToAll(
     const void* send, std::span<const int64_t> send_bytes, void* recv,
     std::span<const int64_t> recv_bytes) {
-  for (const auto& lengths : {send_bytes, recv_bytes}) {
-    if (auto valid = CheckLengths(lengths, size()); !valid) {
-      return Here(valid.error(), "all-to-all");
-    }
-  }
-  if (send_bytes[U(rank_)] != recv_bytes[U(rank_)]) {
-    return Here(InvalidInput(Text("sends ", send_bytes[U(rank_)],
-                                  " bytes to itself, but expects ",
-                                  recv_bytes[U(rank_)])),
-                "all-to-all");
+  if (auto valid = CheckExchange(send_bytes, recv_bytes, rank_, size());
+      !valid) {
+    return Here(valid.error(), "all-to-all");
   }
   const std::vector<int64_t> recv_offsets = Offsets(recv_bytes);
   auto* const to = static_cast<std::byte*>(recv);

@@ -704,18 +704,11 @@ Result<void> NcclCommunicator::AllToAll(const void* send,
                                         std::span<const int64_t> send_bytes,
                                         void* recv,
                                         std::span<const int64_t> recv_bytes) {
-  for (const auto& lengths : {send_bytes, recv_bytes}) {
-    if (auto valid = CheckLengths(lengths, size()); !valid) {
-      return Here(valid.error(), "all-to-all");
-    }
+  if (auto valid = CheckExchange(send_bytes, recv_bytes, rank_, size());
+      !valid) {
+    return Here(valid.error(), "all-to-all");
   }
   const auto me = static_cast<size_t>(rank_);
-  if (send_bytes[me] != recv_bytes[me]) {
-    return Here(
-        InvalidInput(Text("sends ", send_bytes[me],
-                          " bytes to itself, but expects ", recv_bytes[me])),
-        "all-to-all");
-  }
   const std::vector<int64_t> send_offsets = Offsets(send_bytes);
   const std::vector<int64_t> recv_offsets = Offsets(recv_bytes);
   const auto* const from = static_cast<const std::byte*>(send);

@@ -417,7 +417,9 @@ BENCHMARK(KernelLayerNormGradients)
     ->Args({65536, 768})
     ->Args({65536, 1024})
     ->Args({32768, 1280})
-    ->Args({32768, 1600});
+    ->Args({32768, 1600})
+    ->Args({8192, 4096})
+    ->Args({4096, 5120});
 BENCHMARK(KernelRmsNormGradients)->Args({4096, 4096})->Args({16384, 2048});
 BENCHMARK(KernelRmsNorm)->Apply(Rows);
 BENCHMARK(KernelRmsNormDx)->Apply(Rows);

@@ -111,15 +111,14 @@ void RunningAverage(const KernelCall& call) {
 void Cast(const KernelCall& call) {
   const LocalTensor& from = call.operands[0];
   const LocalTensor& to = call.results[0];
-  if (from.dtype == DType::kFloat32 && Is16Bit(to.dtype)) {
-    const auto* const x = from.as<const float>();
-    auto* const y = to.as<uint16_t>();
-    return ForEachRange(call, from.elements(), RowGrain(1),
-                        [&](int64_t begin, int64_t end) {
-                          Narrow(x + begin, end - begin, to.dtype, y + begin);
-                        });
-  }
-  for (int64_t i = 0; i < from.elements(); ++i) Put(to, i, Get(from, i));
+  const auto cast = [&](int64_t begin, int64_t end) {
+    if (from.dtype == DType::kFloat32 && Is16Bit(to.dtype)) {
+      return Narrow(from.as<const float>() + begin, end - begin, to.dtype,
+                    to.as<uint16_t>() + begin);
+    }
+    for (int64_t i = begin; i < end; ++i) Put(to, i, Get(from, i));
+  };
+  ForEachRange(call, from.elements(), RowGrain(1), cast);
 }
 
 // fp32 master -> bf16 parameter, rounded at random by the place in the whole

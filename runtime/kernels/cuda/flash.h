@@ -106,7 +106,7 @@ struct AttentionProblem {
 
   __host__ __device__ Sight sight() const {
     if (causal) return {0, window, true};
-    // All that are at most 2^31 away on either side.
+    // All: positions are less than 2^31 - 1 apart.
     if (window == kNoWindow) return {kNoWindow, ~0u, false};
     return {window - 1, 2 * window - 1, false};
   }

@@ -28,8 +28,8 @@ struct KeyGradients {
 template <int kWidth>
 struct QueryGradients {
   static constexpr int kWarps = 4;
-  static constexpr int kBlocks = kWidth == 256 ? 1 : 2;
-  static constexpr int kStep = kWidth == 64 ? 64 : 32;
+  static constexpr int kBlocks = kWidth == 64 || kWidth == 128 ? 2 : 1;
+  static constexpr int kStep = kWidth == 64 || kWidth == 96 ? 64 : 32;
   static constexpr int kBlocksPerMultiprocessor = kWidth == 256 ? 1 : 2;
 };
 template <typename Sizes>

@@ -4,7 +4,10 @@
 // tests/emulation/cuda_emulation.h stands in for the device
 // (TESSERA_EMULATE_CUDA).
 
+#include <cxxabi.h>
+
 #include <cstddef>
+#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -24,18 +27,22 @@ namespace tessera {
   __shared__ name##_type name
 #endif
 
-// "kernel<<<(528, 1, 1), (224, 1, 1), 21504>>>", with the name that the linker
-// knows it by.
+// "void tessera::Kernel<float>(float*)<<<(528, 1, 1), (224, 1, 1), 21504>>>".
 #ifdef __CUDACC__
 inline std::string DescribeLaunch(const void* kernel, dim3 grid, dim3 block,
                                   size_t shared_bytes) {
-  const char* name = nullptr;
-  if (cudaFuncGetName(&name, kernel) != cudaSuccess) name = "kernel";
+  const char* mangled = nullptr;
+  if (cudaFuncGetName(&mangled, kernel) != cudaSuccess) mangled = "kernel";
+  int status = 0;
+  char* const demangled =
+      abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
+  const std::string name = status == 0 ? demangled : mangled;
+  std::free(demangled);
   const auto text = [](dim3 size) {
     return "(" + std::to_string(size.x) + ", " + std::to_string(size.y) + ", " +
            std::to_string(size.z) + ")";
   };
-  return std::string(name) + "<<<" + text(grid) + ", " + text(block) + ", " +
+  return name + "<<<" + text(grid) + ", " + text(block) + ", " +
          std::to_string(shared_bytes) + ">>>";
 }
 #endif

@@ -158,7 +158,8 @@ struct NormDw {
 // a row of one warp needs no barrier.
 template <int kKept>
 struct Backward {
-  // Of a block at most, and of a multiprocessor, by the registers they take.
+  // Of a block at most, and of a multiprocessor, by the registers they take:
+  // nvcc 13.0 gives those of three vectors at most 141.
   static constexpr unsigned kThreads = kKept == 3 ? 128 : kMostRowThreads;
   static constexpr unsigned kOfAll = kKept == 1 ? 1024 : kKept == 2 ? 512 : 448;
 };
@@ -508,9 +509,10 @@ void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
   AddChunksOf<kSums>(call, call.results.subspan(1), partial, blocks, width);
 }
 
-// By measurement (docs/gpu.md).
+// By measurement from 768 on (docs/gpu.md).
 template <bool kCentred, bool kAdds, bool kColumns>
 void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
+  constexpr int64_t kWidestOfOne = int64_t{kWarp} * kVector;
   constexpr int64_t kWidestOfThree = int64_t{2} * kWarp * 3 * kVector;
   ByType({call.results[0]}, [&]<typename T>() {
     const auto launch = [&]<int kKept>() {
@@ -519,6 +521,7 @@ void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
     if constexpr (std::is_same_v<T, float>) {
       launch.template operator()<1>();
     } else if constexpr (!std::is_same_v<T, Any>) {
+      if (width <= kWidestOfOne) return launch.template operator()<1>();
       width <= kWidestOfThree ? launch.template operator()<3>()
                               : launch.template operator()<2>();
     }
