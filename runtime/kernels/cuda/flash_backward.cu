@@ -243,20 +243,7 @@ __global__ void __launch_bounds__(
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * 16 * kBlocks;
   const PositionRange range = p.Queries(sample, first, kQueries);
-  const int tiles = (p.t + kKeys - 1) / kKeys;
-  // A tile of keys that the queries see something of.
-  struct Step {
-    int tile;
-    Seen seen;
-  };
-  const auto next_after = [&](int tile) -> Step {
-    while (++tile < tiles) {
-      const Seen seen = p.SeenOf(range, p.Keys(sample, tile * kKeys, kKeys));
-      if (seen == Seen::kNothing) continue;
-      return {tile, (tile + 1) * kKeys > p.t ? Seen::kSome : seen};
-    }
-    return {tiles, Seen::kNothing};
-  };
+  const KeyTiles<kKeys> tiles = {p, sample, range};
   const auto copy_keys = [&](int tile, int stage) {
     const int key = tile * kKeys;
     const int64_t row = p.KeyRow(sample, key, group);
@@ -269,8 +256,8 @@ __global__ void __launch_bounds__(
         p.t - key, p.e);
   };
 
-  Step step = next_after(-1);
-  if (step.tile < tiles) {
+  auto step = tiles.After(-1);
+  if (step.number < tiles.count()) {
     const int64_t row = p.Row(sample, first, head);
     CopyTile<T, kQueries, kWidth, kThreads>(
         queries, static_cast<const T*>(call.q) + row * p.d,
@@ -278,7 +265,7 @@ __global__ void __launch_bounds__(
     CopyTile<T, kQueries, kWidth, kThreads>(
         gradients, static_cast<const T*>(call.d_o) + row * p.e,
         int64_t{p.heads()} * p.e, p.s - first, p.e);
-    copy_keys(step.tile, 0);
+    copy_keys(step.number, 0);
   }
   CommitCopies();
 
@@ -298,11 +285,11 @@ __global__ void __launch_bounds__(
   float dq[kBlocks][kWidth / 8][4];
   Clear(dq);
   const float scale = p.scale * kLog2E;
-  for (int stage = 0; step.tile < tiles; stage ^= 1) {
-    const Step next = next_after(step.tile);
+  for (int stage = 0; step.number < tiles.count(); stage ^= 1) {
+    const auto next = tiles.After(step.number);
     WaitForCopies<0>();
     __syncthreads();
-    if (next.tile < tiles) copy_keys(next.tile, stage ^ 1);
+    if (next.number < tiles.count()) copy_keys(next.number, stage ^ 1);
     CommitCopies();
 
     const T* const k = keys + stage * kTileElements;
@@ -311,22 +298,7 @@ __global__ void __launch_bounds__(
     MultiplyTransposed<T, kWidth>(queries + warp_row * kPitch<kWidth>, k,
                                   weights);
     if (step.seen == Seen::kSome) {
-#pragma unroll
-      for (int column = 0; column < kKeys / 8; ++column) {
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-          const int key = step.tile * kKeys + 8 * column + lane % 4 * 2 + odd;
-          const bool exists = key < p.t;
-          const int32_t at =
-              exists ? p.key_positions[int64_t{sample} * p.t + key] : 0;
-          const bool shown = exists && sight.Shows(at);
-#pragma unroll
-          for (int i = 0; i < 2 * kBlocks; ++i) {
-            float& score = weights[i / 2][column][i % 2 * 2 + odd];
-            score = shown && sight.Sees(sees[i], at) ? score : kMinusInfinity;
-          }
-        }
-      }
+      Mask(p, sample, step.number * kKeys, sight, sees, weights);
     }
     float slopes[kBlocks][kKeys / 8][4];
     Clear(slopes);

@@ -101,6 +101,31 @@ __device__ void CopyTile(T* tile, const T* from, int64_t stride, int rows,
   }
 }
 
+// The tiles of kKeys keys that a tile of queries sees something of.
+template <int kKeys>
+struct KeyTiles {
+  const AttentionProblem& p;
+  int sample;
+  PositionRange queries;
+
+  struct Tile {
+    int number;
+    Seen seen;
+  };
+  __device__ int count() const { return (p.t + kKeys - 1) / kKeys; }
+  // The next one; number `count` where there is none.
+  __device__ Tile After(int number) const {
+    while (++number < count()) {
+      const Seen seen =
+          p.SeenOf(queries, p.Keys(sample, number * kKeys, kKeys));
+      if (seen == Seen::kNothing) continue;
+      // Keys behind the last are masked.
+      return {number, (number + 1) * kKeys > p.t ? Seen::kSome : seen};
+    }
+    return {number, Seen::kNothing};
+  }
+};
+
 template <int kBlocks, int kColumns>
 __device__ void Clear(float (&c)[kBlocks][kColumns][4]) {
 #pragma unroll
@@ -175,6 +200,32 @@ __device__ void MultiplyWeights(const float (&weights)[kBlocks][kRows][4],
       for (int block = 0; block < kBlocks; ++block) {
         Half<T>::Mma(c[block][2 * pair], left[block], first);
         Half<T>::Mma(c[block][2 * pair + 1], left[block], second);
+      }
+    }
+  }
+}
+
+// Takes to minus infinity the scores of what is not seen: rows 2 block + half
+// of a thread are queries of which `sees` says what they see, the first column
+// is key `first`.
+template <int kBlocks, int kColumns>
+__device__ void Mask(const AttentionProblem& p, int sample, int first,
+                     const Sight& sight, const uint32_t (&sees)[2 * kBlocks],
+                     float (&scores)[kBlocks][kColumns][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int column = 0; column < kColumns; ++column) {
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const int key = first + 8 * column + lane % 4 * 2 + odd;
+      const bool exists = key < p.t;
+      const int32_t at =
+          exists ? p.key_positions[int64_t{sample} * p.t + key] : 0;
+      const bool shown = exists && sight.Shows(at);
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        float& score = scores[i / 2][column][i % 2 * 2 + odd];
+        score = shown && sight.Sees(sees[i], at) ? score : kMinusInfinity;
       }
     }
   }
