@@ -41,6 +41,9 @@ constexpr int64_t kMoreExplained = 2;
 // takes up to a tenth of a second.
 constexpr int64_t kLessQuick = 20;
 
+// So many operators, each of every microbatch, take a few milliseconds.
+constexpr int64_t kSimulatedFreely = 500;
+
 // Of the smallest device of a set.
 Bytes LeastMemory(const Cluster& cluster, const DeviceSet& set) {
   Bytes least = cluster.TypeOf(set.devices[0]).memory;
@@ -828,6 +831,13 @@ Evaluation Evaluator::EvaluateChange(
   CheckHosts(plan, result);
   basis = now;
   return result;
+}
+
+double Evaluator::PricedShare(const Plan& plan) const {
+  if (OperatorsOf(plan) <= kSimulatedFreely) return 1;
+  const auto stages = static_cast<size_t>(ShapeOf(graph_, plan).stages);
+  // What folds takes no longer for more microbatches.
+  return stages < plan.groups.size() ? 1.0 / plan.microbatches : 1;
 }
 
 std::optional<Score> Evaluator::EvaluateUniform(

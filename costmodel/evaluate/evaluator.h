@@ -67,6 +67,10 @@ class Evaluator : public Objective {
       const Plan& plan, const PlanChange& change,
       std::shared_ptr<const PlanBasis>& basis) const override;
 
+  // Less than 1 of plans with groups side by side: these are simulated, which
+  // takes as many times as long as there are microbatches.
+  double PricedShare(const Plan& plan) const override;
+
   // Strategies without a table of actions are remembered, up to a million:
   // asked for again, one takes well below a microsecond.
   // REQUIRES: `index` is of the graph, and `cluster` the constructor's.

@@ -75,6 +75,7 @@ void Chain::PriceStart() {
   if (shares_links_ && evaluation_.feasible()) {
     shared_ = objective_.QuickSharedStepTime(draft_.plan());
   }
+  priced_share_ = objective_.PricedShare(draft_.plan());
   SetUnit();
 }
 
@@ -116,6 +117,13 @@ bool Chain::Step() {
   ++of_move.proposals;
   const auto log_ratio = move.Propose(draft_, rng_);
   if (!log_ratio.has_value()) return false;
+  // As seldom to and fro, so that where the chain stays does not depend on it.
+  const double priced_share = objective_.PricedShare(draft_.plan());
+  const double share = std::min(priced_share, priced_share_);
+  if (share < 1 && rng_.Uniform01() >= share) {
+    draft_.Undo();
+    return false;
+  }
   ++statistics_.applicable;
   ++of_move.applicable;
   std::shared_ptr<const PlanBasis> basis = basis_;
@@ -138,6 +146,7 @@ bool Chain::Step() {
       evaluation.feasible() && !evaluation_.feasible();
   evaluation_ = std::move(evaluation);
   shared_ = shared;
+  priced_share_ = priced_share;
   basis_ = std::move(basis);
   ++statistics_.accepted;
   ++of_move.accepted;
@@ -207,6 +216,7 @@ bool Chain::Exchange(Chain& a, Chain& b, Rng& rng) {
   b.draft_.Fold(b.folded_);
   std::swap(a.evaluation_, b.evaluation_);
   std::swap(a.shared_, b.shared_);
+  std::swap(a.priced_share_, b.priced_share_);
   std::swap(a.basis_, b.basis_);
   return true;
 }

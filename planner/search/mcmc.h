@@ -240,6 +240,7 @@ class Chain {
   std::shared_ptr<const PlanBasis> basis_;  // of the draft's plan
   Evaluation evaluation_;
   std::optional<Duration> shared_;  // where it counts shared links
+  double priced_share_ = 1;         // of the plan
   std::vector<FoundPlan> bests_;
   double unit_ = 1;       // of the cost
   double time_unit_ = 0;  // of feasible plans; 0: the first one's

@@ -84,6 +84,9 @@ class Objective {
     (void)basis;
     return Evaluate(plan);
   }
+  // Of proposals of this plan the share that a search should have priced: less
+  // than 1 where that takes so long that it would do little else. Thread-safe.
+  virtual double PricedShare(const Plan&) const { return 1; }
   // The step time with what is lost on shared links, no less than Evaluate's;
   // or nothing, where that takes far longer to find. Thread-safe, as above.
   virtual std::optional<Duration> QuickSharedStepTime(const Plan&) const {

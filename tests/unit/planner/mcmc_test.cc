@@ -43,9 +43,12 @@ Plan Uniform(const SearchSpace& space, std::string_view text) {
 }
 
 // A cost between 1000 and 1100 that depends on everything and on nothing in
-// particular, and up to 100 more on shared links.
+// particular, and up to 100 more on shared links. `some_slow`: a fifth of the
+// plans is to be priced more seldom.
 class HashObjective : public Objective {
  public:
+  explicit HashObjective(bool some_slow = false) : some_slow_(some_slow) {}
+
   Evaluation Evaluate(const Plan& plan) const override {
     Evaluation evaluation;
     evaluation.step_time = {1000 + Hash(plan) % 101};
@@ -54,21 +57,26 @@ class HashObjective : public Objective {
   std::optional<Duration> QuickSharedStepTime(const Plan& plan) const override {
     return Evaluate(plan).step_time + Duration{Hash(plan) / 101 % 101};
   }
+  double PricedShare(const Plan& plan) const override {
+    return some_slow_ && Hash(plan) % 5 == 0 ? 0.4 : 1;
+  }
 
  private:
   static int64_t Hash(const Plan& plan) {
     return static_cast<int64_t>(
         Mix64(std::hash<std::string>()(StateOf(plan))) >> 1);
   }
+
+  const bool some_slow_;
 };
 
 // The chain's visits against exp(-cost / T), state by state; the cost is
 // without or with what is lost on shared links.
-void ExpectBoltzmannWeights(bool shares_links) {
+void ExpectBoltzmannWeights(bool shares_links, bool some_slow = false) {
   const Graph graph = TwoLayerGraph(2, 2, 2);
   const Cluster cluster = Ranks(2);
   const SearchSpace space(graph, cluster);
-  const HashObjective objective;
+  const HashObjective objective(some_slow);
   const Plan start = Uniform(space, "");
   std::map<std::string, double> weights;
   const double temperature = 0.05;
@@ -141,6 +149,9 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
 }
 TEST(Mcmc, CountsWhatIsLostOnSharedLinks) {
   ExpectBoltzmannWeights(true);
+}
+TEST(Mcmc, StaysAsOftenAtPlansThatItSeldomPrices) {
+  ExpectBoltzmannWeights(false, /*some_slow=*/true);
 }
 
 // Two chains that exchange their plans: both must visit states by the Boltzmann
