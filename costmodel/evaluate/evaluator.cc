@@ -41,7 +41,8 @@ constexpr int64_t kMoreExplained = 2;
 // takes up to a tenth of a second.
 constexpr int64_t kLessQuick = 20;
 
-// So many operators, each of every microbatch, take a few milliseconds.
+// So many operators, each of every microbatch, take a few milliseconds to
+// simulate (docs/search.md): no longer than what folds.
 constexpr int64_t kSimulatedFreely = 500;
 
 // Of the smallest device of a set.
@@ -51,6 +52,20 @@ Bytes LeastMemory(const Cluster& cluster, const DeviceSet& set) {
     least = std::min(least, cluster.TypeOf(device).memory);
   }
   return least;
+}
+
+// Of every device what was found for its set.
+void ListDevices(const Plan& plan, Evaluation& result) {
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    DeviceMemory& alike = result.devices.emplace_back();
+    alike.group = sets[s].name;
+    alike.devices = sets[s].devices;
+    alike.memory = result.memory[s];
+    if (result.host_memory.empty()) continue;
+    alike.host = result.host_memory[s];
+    alike.file = result.file_memory[s];
+  }
 }
 
 // The sets, parted into devices of one type.
@@ -726,7 +741,7 @@ void Evaluator::CheckHosts(const Plan& plan, Evaluation& result) const {
 }
 
 Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
-  const int64_t operators = std::ssize(graph_.nodes) * plan.microbatches;
+  const int64_t operators = OperatorsOf(plan);
   if (operators > most_simulated_) {
     return Unpriced(
         plan, "too large to simulate: " + std::to_string(operators) +
@@ -895,23 +910,17 @@ std::optional<Duration> Evaluator::QuickSharedStepTime(const Plan& plan) const {
 
 Evaluation Evaluator::ExplainUnsimulated(const Plan& plan) const {
   Evaluation result = Evaluate(plan);
-  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  for (size_t s = 0; s < sets.size(); ++s) {
-    DeviceMemory& alike = result.devices.emplace_back();
-    alike.group = sets[s].name;
-    alike.devices = sets[s].devices;
-    alike.memory = result.memory[s];
-    if (result.host_memory.empty()) continue;
-    alike.host = result.host_memory[s];
-    alike.file = result.file_memory[s];
-  }
+  ListDevices(plan, result);
   return result;
 }
 
 Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
   if (IsTooLargeToExplain(plan)) return ExplainUnsimulated(plan);
   Evaluation result = Evaluate(plan);
-  if (result.step_time == Duration{}) return ExplainUnsimulated(plan);
+  if (result.step_time == Duration{}) {
+    ListDevices(plan, result);
+    return result;
+  }
   const TaskGraph tasks = Lower(facts_, plan);
   const Timeline timeline = Simulate(tasks, share_links);
   result.step_time = timeline.step_time;
