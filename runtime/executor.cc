@@ -130,6 +130,11 @@ RankExecutor::RankExecutor(const TaskGraph& tasks, const Graph& graph,
 
 RankExecutor::~RankExecutor() {
   for (void* data : pinned_) queues_->Unpin(data);
+  for (const std::vector<ValueId>& together : rows_of_buffers_) {
+    for (ValueId id : together) {
+      if (id != together[0]) buffers_[id.index()] = nullptr;
+    }
+  }
   for (size_t v = 0; v < buffers_.size(); ++v) {
     const bool borrowed = weights_ != nullptr && tasks_.values[v].persistent;
     const bool placed = queues_ != nullptr && !tasks_.values[v].persistent;
@@ -194,16 +199,32 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
   FuseCalls();
   FindLifetimes();
   PlanStreams();
+  TESSERA_RETURN_IF_ERROR(AllocatePersistent());
+  return queues_ == nullptr ? Result<void>() : PlanQueues();
+}
+
+Result<void> RankExecutor::AllocatePersistent() {
   if (weights_ == nullptr) ExpectPersistent();
+  for (const std::vector<ValueId>& together : rows_of_buffers_) {
+    Bytes bytes;
+    for (ValueId id : together) bytes += buffer_bytes_[id.index()];
+    TESSERA_TRY(void* const data,
+                device_.Allocate(bytes, tasks_.value(together[0]).category));
+    auto* next = static_cast<std::byte*>(data);
+    for (ValueId id : together) {
+      buffers_[id.index()] = next;
+      next += buffer_bytes_[id.index()].value;
+    }
+  }
   for (size_t v = 0; v < tasks_.values.size(); ++v) {
     if (!tasks_.values[v].persistent || buffer_bytes_[v].value == 0) continue;
     if (weights_ != nullptr) {
       buffers_[v] = weights_->buffers_[v];
-    } else {
+    } else if (buffers_[v] == nullptr) {
       TESSERA_RETURN_IF_ERROR(Allocate(ValueId(v)));
     }
   }
-  return queues_ == nullptr ? Result<void>() : PlanQueues();
+  return {};
 }
 
 // What lives as long as this does, by category.
@@ -271,6 +292,7 @@ void RankExecutor::SizeBuffers() {
   roots_.resize(tasks_.values.size());
   buffer_bytes_.resize(tasks_.values.size());
   buffers_.resize(tasks_.values.size());
+  offsets_.resize(tasks_.values.size());
   for (size_t v = 0; v < tasks_.values.size(); ++v) {
     roots_[v] = tasks_.Root(ValueId(v));
     if (position(tasks_.values[v].group) < 0) continue;
@@ -534,7 +556,9 @@ LocalTensor RankExecutor::Regrouped(ValueId id,
 }
 
 void* RankExecutor::data(ValueId id) const {
-  return buffers_[roots_[id.index()].index()];
+  auto* const buffer =
+      static_cast<std::byte*>(buffers_[roots_[id.index()].index()]);
+  return buffer == nullptr ? nullptr : buffer + offsets_[id.index()].value;
 }
 
 std::vector<Placement> RankExecutor::Placements(

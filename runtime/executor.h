@@ -179,6 +179,9 @@ class RankExecutor : public Executor {
     GroupTransfer::Way way;
     // What it reads or writes besides, for the tasks that it is fused with.
     std::vector<ValueId> fused;
+    // By work, itself included, what its time is divided by: of one product for
+    // several tasks.
+    std::vector<std::pair<size_t, int64_t>> shares;
     // Roots that are not persistent, without the loss.
     std::vector<ValueId> uses;
     std::vector<ValueId> allocates;  // whose first use this is
@@ -195,6 +198,7 @@ class RankExecutor : public Executor {
   Result<void> JoinGroups();
   void SizeBuffers();
   void ExpectPersistent();
+  Result<void> AllocatePersistent();
   class Fuser;
   void FuseCalls();  // executor_fusion.cc
   void FindLifetimes();
@@ -301,7 +305,10 @@ class RankExecutor : public Executor {
   std::vector<ValueId> roots_;       // by value
   std::vector<Bytes> buffer_bytes_;  // by root value
   std::vector<void*> buffers_;       // by root value
-  FileLayout layout_;                // of the file, if there is one
+  std::vector<Bytes> offsets_;       // by value, in the root's buffer
+  // Persistent values whose buffers lie one behind the other, as one.
+  std::vector<std::vector<ValueId>> rows_of_buffers_;
+  FileLayout layout_;  // of the file, if there is one
   // One() of a device, once it is wanted.
   std::vector<std::pair<RankDevice*, void*>> ones_;
   // By tensor, once running averages are updated.

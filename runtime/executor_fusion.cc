@@ -2,10 +2,13 @@
 // has it.
 
 #include <algorithm>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "planner/lower/fused_kernels.h"
 #include "runtime/executor.h"
+#include "runtime/kernels/extent.h"
 
 namespace tessera {
 
@@ -20,7 +23,9 @@ class RankExecutor::Fuser {
       : executor_(executor),
         work_(executor.work_),
         uses_(executor.tasks_.values.size()),
-        gone_(executor.work_.size(), false) {
+        gone_(executor.work_.size(), false),
+        done_by_(executor.work_.size()) {
+    std::iota(done_by_.begin(), done_by_.end(), size_t{0});
     for (size_t w = 0; w < work_.size(); ++w) {
       const Task& task = executor_.tasks_.task(work_[w].task);
       for (ValueId value : task.reads) uses_[Root(value)].push_back({w, false});
@@ -34,6 +39,7 @@ class RankExecutor::Fuser {
       while (FuseOnce(w)) {
       }
     }
+    for (const std::vector<size_t>& products : sums_) MakeOneProduct(products);
   }
 
  private:
@@ -260,6 +266,7 @@ class RankExecutor::Fuser {
       std::swap(first, second);
     }
     gone_[second] = true;
+    done_by_[second] = first;
     work_[second].calls.clear();
     work_[second].launches.clear();
     if (IsList(work_[first])) executor_.PlanLaunches(work_[first]);
@@ -304,12 +311,193 @@ class RankExecutor::Fuser {
     }
     gone_[w] = true;
     work_[w].calls.clear();
+    sums_.push_back(std::move(writers));
+  }
+
+  // dy w -> dx, by extents: dy is rows x columns, w columns x width.
+  struct Factor {
+    size_t work = 0;
+    ValueId dy;
+    ValueId w;
+    int64_t rows = 0;
+    int64_t columns = 0;
+    int64_t width = 0;
+  };
+
+  // Products that add to one result, as one product of all their columns: their
+  // weights lie one behind the other, and the kernels that make what is
+  // multiplied (the gradients of queries, keys and values) write it side by
+  // side, row by row. It runs where the last of them would.
+  void MakeOneProduct(const std::vector<size_t>& products) {
+    std::vector<Factor> factors;
+    for (size_t work : products) {
+      const auto factor = FactorOf(work, products.back());
+      if (!factor) return;
+      factors.push_back(*factor);
+    }
+    std::ranges::sort(factors, {}, &Factor::w);
+    const DType dtype = executor_.tasks_.value(factors[0].dy).dtype;
+    std::vector<ValueId> weights;
+    int64_t columns = 0;
+    for (const Factor& factor : factors) {
+      if (executor_.tasks_.value(factor.dy).dtype != dtype ||
+          executor_.tasks_.value(factor.w).dtype != dtype ||
+          factor.rows != factors[0].rows || factor.width != factors[0].width ||
+          !MayHaveGaps(factor.dy, products)) {
+        return;
+      }
+      weights.push_back(factor.w);
+      columns += factor.columns;
+    }
+    if (!LieTogether(weights)) return;
+
+    const ValueId first = factors[0].dy;
+    int64_t before = 0;
+    for (const Factor& factor : factors) {
+      executor_.offsets_[factor.dy.index()] = {before * SizeOf(dtype)};
+      before += factor.columns;
+      for (const Use& use : UsesOf(factor.dy)) {
+        for (Call& call : work_[DoneBy(use.work)].calls) {
+          SetRows(call.reads, call.operands, factor, columns);
+          SetRows(call.writes, call.results, factor, columns);
+        }
+      }
+    }
+    for (const Factor& factor : factors) {
+      executor_.roots_[factor.dy.index()] = first;
+      executor_.buffer_bytes_[factor.dy.index()] = {};
+    }
+    executor_.buffer_bytes_[first.index()] = {factors[0].rows * columns *
+                                              SizeOf(dtype)};
+
+    static const auto* const kRule =
+        new IndexRule(IndexRule::Parse("mn,nk->mk").value());
+    Call& call = work_[products.back()].calls[0];
+    call.rule = kRule;
+    call.reads = {first, weights[0]};
+    call.operands = {Matrix(dtype, factors[0].rows, columns),
+                     Matrix(dtype, columns, factors[0].width)};
+    call.accumulate = false;
+    for (const Factor& factor : factors) {
+      work_[products.back()].shares.emplace_back(factor.work, factor.columns);
+    }
+    for (size_t work : products) {
+      if (work == products.back()) continue;
+      call.alone = call.alone && work_[work].calls[0].alone;
+      work_[work].calls.clear();
+      std::erase(work_[work].fused, call.writes[0]);
+      gone_[work] = true;
+    }
+  }
+
+  // Nothing where the product cannot be made by task `last`.
+  std::optional<Factor> FactorOf(size_t work, size_t last) const {
+    if (!IsPlain(work)) return std::nullopt;
+    const Call& call = work_[work].calls[0];
+    if (call.kernel->name != "linear_dx" || call.reads.size() != 2 ||
+        !call.reads[0].valid() || !call.reads[1].valid()) {
+      return std::nullopt;
+    }
+    const bool written_between =
+        std::ranges::any_of(UsesOf(call.reads[1]), [&](const Use& use) {
+          return use.writes && use.work > work && use.work < last;
+        });
+    if (written_between) return std::nullopt;
+    KernelCall extents;
+    extents.rule = call.rule;
+    extents.operands = call.operands;
+    Factor factor = {work, call.reads[0], call.reads[1]};
+    factor.rows = Extent(extents, 0, 1, /*shared=*/false);
+    factor.columns = Extent(extents, 0, 1, /*shared=*/true);
+    factor.width = Extent(extents, 1, 0, /*shared=*/false);
+    constexpr int64_t kVector = 8;  // Kernel::rows_apart
+    if (factor.columns % kVector != 0) return std::nullopt;
+    return factor;
+  }
+
+  // Whether rows of a buffer may lie apart: all kernels that use it but the
+  // products take that, and it is this value's alone.
+  bool MayHaveGaps(ValueId value, const std::vector<size_t>& products) const {
+    if (executor_.roots_[value.index()] != value || IsPersistent(value) ||
+        executor_.buffer_bytes_[value.index()] != executor_.BytesOf(value)) {
+      return false;
+    }
+    size_t writers = 0;
+    for (const Use& use : UsesOf(value)) {
+      writers += use.writes;
+      const size_t work = DoneBy(use.work);
+      if (!IsPlain(work) || work_[work].calls.size() != 1) return false;
+      const Call& call = work_[work].calls[0];
+      const auto reads = std::ranges::count(call.reads, value);
+      if (use.writes) {
+        if (call.kernel->rows_apart != RowsApart::kResults || call.accumulate ||
+            reads > 0 || std::ranges::count(call.writes, value) != 1) {
+          return false;
+        }
+        continue;
+      }
+      const bool takes = call.kernel->rows_apart == RowsApart::kFirstOperand ||
+                         std::ranges::count(products, work) > 0;
+      if (!takes || reads != 1 || call.reads[0] != value) return false;
+    }
+    return writers == 1;
+  }
+
+  // Whose call does what a task's did.
+  size_t DoneBy(size_t work) const {
+    while (done_by_[work] != work) work = done_by_[work];
+    return work;
+  }
+
+  // Whether weights lie, or from now on will, one behind the other.
+  bool LieTogether(const std::vector<ValueId>& weights) {
+    std::vector<std::vector<ValueId>>& all = executor_.rows_of_buffers_;
+    if (std::ranges::count(all, weights) > 0) return true;
+    for (ValueId weight : weights) {
+      const Bytes bytes = executor_.buffer_bytes_[weight.index()];
+      const bool is_other =
+          std::ranges::any_of(all, [&](const std::vector<ValueId>& other) {
+            return std::ranges::count(other, weight) > 0;
+          });
+      if (is_other || std::ranges::count(weights, weight) > 1 ||
+          executor_.roots_[weight.index()] != weight || !IsPersistent(weight) ||
+          executor_.tasks_.value(weight).category !=
+              executor_.tasks_.value(weights[0]).category ||
+          bytes != executor_.BytesOf(weight) ||
+          bytes.value % RankDevice::kAlignment != 0) {
+        return false;
+      }
+    }
+    if (executor_.weights_ != nullptr) return false;  // these lie somewhere
+    all.push_back(weights);
+    return true;
+  }
+
+  static void SetRows(const std::vector<ValueId>& values,
+                      std::vector<LocalTensor>& tensors, const Factor& factor,
+                      int64_t stride) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i] != factor.dy) continue;
+      tensors[i].row = factor.columns;
+      tensors[i].row_stride = stride;
+    }
+  }
+
+  static LocalTensor Matrix(DType dtype, int64_t rows, int64_t columns) {
+    LocalTensor matrix;
+    matrix.dtype = dtype;
+    matrix.shape = {rows, columns};
+    matrix.offset = {0, 0};
+    matrix.global_shape = matrix.shape;
+    return matrix;
   }
 
   RankExecutor& executor_;
   std::vector<Work>& work_;
-  std::vector<std::vector<Use>> uses_;  // by root
-  std::vector<bool> gone_;              // has become part of other calls
+  std::vector<std::vector<Use>> uses_;     // by root
+  std::vector<bool> gone_;                 // has become part of other calls
+  std::vector<size_t> done_by_;            // whose calls these then are
+  std::vector<std::vector<size_t>> sums_;  // products that add to one result
 };
 
 void RankExecutor::FuseCalls() {

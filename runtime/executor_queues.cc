@@ -321,6 +321,21 @@ Result<Timeline> RankExecutor::TimelineOfQueues() {
       TESSERA_TRY(span.start, queues_->Between(kBegin, StartOf(job)));
     }
   }
+  for (size_t w = 0; w < work_.size(); ++w) {
+    const auto& shares = work_[w].shares;
+    int64_t all = 0;
+    for (const auto& [other, share] : shares) all += share;
+    const Span whole = timeline.spans[w];
+    const int64_t time = (whole.end - whole.start).picoseconds;
+    Duration begin = whole.start;
+    int64_t before = 0;
+    for (const auto& [other, share] : shares) {
+      before += share;
+      Span& span = timeline.spans[other];
+      span.start = begin;
+      begin = span.end = whole.start + Duration{time / all * before};
+    }
+  }
   return timeline;
 }
 

@@ -180,7 +180,7 @@ run_tests() {
 # tests in each process.
 parity() {
   local filter='*CudaKernel*:*FusedKernel*:*ProductKernels*:*RankSum*'
-  filter+=':CublasLtMatMulGpuTest.*'
+  filter+=':CublasLtMatMulGpuTest.*:*KernelsWithRowsApart*'
   local shares=$((($(nproc) + 1) / 2)) share failed=0
   ((shares > 8)) && shares=8
   local pids=()

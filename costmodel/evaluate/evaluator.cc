@@ -13,6 +13,7 @@
 #include "costmodel/memory/overhead.h"
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
+#include "planner/base/rng.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/sequence_order.h"
@@ -32,6 +33,9 @@ constexpr size_t kMaxStages = 2'000;
 constexpr size_t kMaxPeaks = 100'000;
 // Of 200 bytes.
 constexpr size_t kMaxUniform = 1'000'000;
+
+// Operators of the plans that were simulated, of 70 bytes.
+constexpr size_t kMaxSimulated = 1'000'000;
 
 // Of what is explained, how many times as much is simulated as of one plan
 // among many.
@@ -127,6 +131,31 @@ IntKey KeyOf(const Strategy& s) {
     }
   }
   return key;
+}
+
+// Of what a walk changes.
+uint64_t HashOf(const Plan& plan) {
+  uint64_t hash = 0;
+  const auto add = [&](auto value) {
+    hash = Mix64(hash ^ static_cast<uint64_t>(value));
+  };
+  add(plan.microbatches);
+  for (const DeviceGroup& group : plan.groups) {
+    for (DeviceId device : group.devices) add(device.value);
+  }
+  for (const OpPlacement& op : plan.ops) {
+    auto splits = static_cast<uint64_t>(op.tiles);
+    for (AxisSet set : op.axes) splits = splits * 31 + set;
+    add(splits);
+    add(int64_t{op.group.value} << 32 | op.chunk << 1 | op.recompute);
+  }
+  for (const WeightPlacement& weight : plan.weights) {
+    add(int64_t{weight.zero_stage} << 32 | weight.zero_axes);
+    add(static_cast<int64_t>(weight.parameter_tier) << 16 |
+        static_cast<int64_t>(weight.optimizer_tier) << 8 |
+        static_cast<int64_t>(weight.gradient_tier));
+  }
+  return hash;
 }
 
 // How many blocks ahead parameters are fetched; 0 where none is.
@@ -747,6 +776,24 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
         plan, "too large to simulate: " + std::to_string(operators) +
                   " operators, more than " + std::to_string(most_simulated_));
   }
+  const uint64_t hash = HashOf(plan);
+  {
+    std::shared_lock lock(simulations_mutex_);
+    const auto [begin, end] = simulations_.equal_range(hash);
+    for (auto it = begin; it != end; ++it) {
+      if (it->second.first == plan) return it->second.second;
+    }
+  }
+  Evaluation result = SimulateAnew(plan);
+  std::unique_lock lock(simulations_mutex_);
+  if (simulations_.size() * plan.ops.size() >= kMaxSimulated) {
+    simulations_.clear();
+  }
+  simulations_.emplace(hash, std::pair(plan, result));
+  return result;
+}
+
+Evaluation Evaluator::SimulateAnew(const Plan& plan) const {
   ++simulated_;
   const TaskGraph tasks = Lower(facts_, plan);
   const std::vector<TaskCost> costs = PriceTasks(pricer_, tasks);

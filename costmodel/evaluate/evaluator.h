@@ -209,6 +209,7 @@ class Evaluator : public Objective {
   void CheckDevices(const Plan& plan, Evaluation& result) const;
   void CheckHosts(const Plan& plan, Evaluation& result) const;
   Evaluation EvaluateBySimulation(const Plan& plan) const;
+  Evaluation SimulateAnew(const Plan& plan) const;
   Timeline Simulate(const TaskGraph& tasks, bool share_links) const;
 
   const Graph& graph_;
@@ -237,6 +238,10 @@ class Evaluator : public Objective {
   mutable Memo<NumberedStage> stages_;
   mutable Memo<MemoryUse> peaks_;  // of stages under orders
   mutable Memo<std::optional<Score>> uniform_;
+  // What was simulated, by a hash of the plan; emptied when full.
+  mutable std::shared_mutex simulations_mutex_;
+  mutable std::unordered_multimap<uint64_t, std::pair<Plan, Evaluation>>
+      simulations_;
   const UniformBound& Bounds() const;
   mutable std::once_flag bound_made_;
   mutable std::unique_ptr<const UniformBound> bound_;

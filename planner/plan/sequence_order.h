@@ -27,7 +27,7 @@ namespace tessera {
 // The position in a sequence of length `length` of element `i` in the zigzag
 // order of `ranks`. REQUIRES: length is a multiple of 2 * ranks, and
 // 0 <= i < length.
-inline int64_t ZigzagPosition(int64_t length, int ranks, int64_t i) {
+constexpr int64_t ZigzagPosition(int64_t length, int ranks, int64_t i) {
   const int64_t chunk = length / (2 * ranks);
   const int64_t shard = i / (2 * chunk);
   const int64_t within = i % (2 * chunk);

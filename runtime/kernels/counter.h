@@ -2,7 +2,6 @@
 // Randomness by global index: what a shard draws depends on where its elements
 // lie in the whole tensor and on nothing else, so that every split draws alike.
 
-#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -102,15 +101,9 @@ inline bool RoundsAtRandom(const KernelCall& call) {
          call.results[0].dtype == DType::kBFloat16;
 }
 
-// The key of one dropout node, or of a weight's rounding, in one step. An
-// element is kept where CounterUniform01(key, its global index) >= probability.
+// The key of one dropout node, or of a weight's rounding, in one step.
 constexpr uint64_t DropoutKey(uint64_t seed, int64_t step, uint64_t salt) {
   return Mix64(seed ^ Mix64(static_cast<uint64_t>(step) ^ Mix64(salt)));
-}
-// The same in integers: an element is kept where CounterBits53(key, its global
-// index) >= this. Multiplying by a power of two is exact.
-inline uint64_t DropoutThreshold(double probability) {
-  return static_cast<uint64_t>(std::ceil(probability * 0x1.0p53));
 }
 
 }  // namespace tessera

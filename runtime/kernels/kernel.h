@@ -1,8 +1,8 @@
 #pragma once
 // Kernel: runs one operator call of one rank on its local shards. A kernel has
 // no state, allocates no result, and never communicates; the executor gives it
-// row-major contiguous buffers. Kernels on redundant paths must be
-// deterministic, since replicas have to stay bit-equal.
+// row-major buffers, contiguous but for what RowsApart says. Kernels on
+// redundant paths must be deterministic, since replicas have to stay bit-equal.
 //
 // Operands and results come in the order of the operator's rule; those of an
 // adjoint in the order of its signature (AdjointDef). Statistics (mean,
@@ -32,6 +32,10 @@ struct LocalTensor {
   Shape shape;
   Shape offset;
   Shape global_shape;
+  // Where rows lie apart (RowsApart): element i, in row-major order, is at
+  // i / row * row_stride + i % row. 0: there are no gaps.
+  int64_t row = 0;
+  int64_t row_stride = 0;
 
   int64_t elements() const {
     int64_t n = 1;
@@ -103,6 +107,10 @@ struct KernelCall {
   StepArgument step_argument() const;
 };
 
+// Which tensors of a call may have rows with gaps between them
+// (LocalTensor::row).
+enum class RowsApart { kNone, kFirstOperand, kResults };
+
 struct Kernel {
   std::string_view name;  // the operator's, or "NAME.state"
   void (*run)(const KernelCall&);
@@ -113,6 +121,9 @@ struct Kernel {
   // first are the same, and so are attributes but for weight_decay and salt. No
   // call writes what another one reads or writes, unless it accumulates.
   void (*run_list)(std::span<const KernelCall>) = nullptr;
+  // Rows and gaps have multiples of 8 elements, addresses are of 16 bytes; of
+  // fused kernels all tensors have one type then.
+  RowsApart rows_apart = RowsApart::kNone;
 };
 
 // The CPU kernels, one for each row of kernels.def. They compute in fp64 or

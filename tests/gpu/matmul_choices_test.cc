@@ -29,6 +29,9 @@ MatMulChoices Example() {
   key.problem.accumulate = true;
   key.alignment = 2;
   choices.rows[key] = {{3}, 0.125};
+  key.problem.batch = 1;
+  key.problem.lda = 2304;
+  choices.rows[key] = {{4}, 2.5};
   return choices;
 }
 
@@ -46,7 +49,7 @@ TEST(MatMulChoicesTest, ErrorsNameTheLine) {
     return read ? std::string("no error") : read.error().ToString();
   };
   EXPECT_THAT(error(""), HasSubstr("choices.txt:1: '': expected"));
-  EXPECT_THAT(error("matmul-choices 2\n"), HasSubstr("choices.txt:1:"));
+  EXPECT_THAT(error("matmul-choices 1\n"), HasSubstr("choices.txt:1:"));
   EXPECT_THAT(error(text + "1024 4096\n"), HasSubstr("choices.txt:7: '1024"));
   // One digit of an algorithm is missing.
   EXPECT_THAT(error(text.substr(0, text.size() - 2)),

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "planner/plan/sequence_order.h"
 #include "runtime/loss_scale.h"
 #include "tests/kernels/kernel_device.h"
 #include "tests/support/kernel_cases.h"
@@ -524,6 +525,46 @@ TEST_F(CudaKernelCalls, TooLittleWorkspaceIsAnError) {
              .results = results,
              .queue = &queue});
   EXPECT_THAT(queue.error, ::testing::HasSubstr("bytes of workspace"));
+}
+
+// What is dropped goes by the place in the sequence's own order, of the whole
+// and of a block; of positions of whole vectors and of others.
+TEST_F(CudaKernelCalls, DropoutOfAReorderedSequence) {
+  constexpr int kRanks = 2;
+  constexpr int64_t kLength = 12;
+  const IndexRule rule = IndexRule::Parse("bsh->bsh").value();
+  const std::vector<Attribute> attributes = {{"probability", 0.3}, {"salt", 5}};
+  const auto drop = [&](const HostTensor& x, int zigzag, bool on_cpu) {
+    HostTensor y = x;
+    const LocalTensor in = x.Local();
+    const LocalTensor out = y.Local();
+    const KernelCall call = {.rule = &rule,
+                             .attributes = attributes,
+                             .operands = {&in, 1},
+                             .results = {&out, 1},
+                             .zigzag = zigzag};
+    if (on_cpu) {
+      RunCpuKernel("dropout", call);
+    } else {
+      RunOnDevice(*device_, "dropout", call, /*in_place=*/true);
+    }
+    return y;
+  };
+  for (const int64_t width : {16, 9}) {
+    const HostTensor x = Random({2, kLength, width}, 1);
+    const HostTensor whole = drop(x, kRanks, /*on_cpu=*/false);
+    EXPECT_TRUE(whole.SameBits(drop(x, kRanks, /*on_cpu=*/true))) << width;
+    const HostTensor part = x.Part(1, 3, 9);
+    EXPECT_TRUE(drop(part, kRanks, false).SameBits(drop(part, kRanks, true)))
+        << width;
+    const HostTensor ordered = drop(x, 0, /*on_cpu=*/false);
+    for (int64_t i = 0; i < x.elements(); ++i) {
+      const int64_t at = i / width % kLength;
+      const int64_t place =
+          i + (ZigzagPosition(kLength, kRanks, at) - at) * width;
+      EXPECT_EQ(whole.At(i) == 0, ordered.At(place) == 0) << width << " " << i;
+    }
+  }
 }
 
 // The same from the device's memory as by value, for all kernels that depend on

@@ -11,21 +11,35 @@
 namespace tessera {
 namespace {
 
-// A tensor on the device, with margins that nobody may touch.
+// A tensor on the device, with margins that nobody may touch, nor gaps between
+// its rows.
 class OnDevice {
  public:
   OnDevice(KernelDevice& device, const LocalTensor& tensor, bool filled)
-      : device_(device),
-        host_(tensor.data),
-        bytes_(static_cast<size_t>(tensor.elements() * SizeOf(tensor.dtype))) {
+      : device_(device), host_(static_cast<std::byte*>(tensor.data)) {
+    const auto elements = static_cast<size_t>(tensor.elements());
+    const auto size = static_cast<size_t>(SizeOf(tensor.dtype));
+    row_ = stride_ = bytes_ = elements * size;
+    if (tensor.row_stride > 0 && elements > 0) {
+      row_ = static_cast<size_t>(tensor.row) * size;
+      stride_ = static_cast<size_t>(tensor.row_stride) * size;
+      bytes_ = (bytes_ / row_ - 1) * stride_ + row_;
+    }
     if (host_ == nullptr) return;
     front_ = kMargin + reinterpret_cast<uintptr_t>(host_) % kMargin;
     before_.assign(front_ + bytes_ + kMargin, kPoison);
-    if (filled) std::memcpy(before_.data() + front_, host_, bytes_);
+    if (filled) {
+      ForEachRow([&](size_t at) {
+        std::memcpy(before_.data() + front_ + at, host_ + at, row_);
+      });
+    }
     memory_ = device.Allocate(before_.size());
     device.Write(memory_, before_.data(), before_.size());
     device.Guard(memory_, front_);
     device.Guard(data() + bytes_, kMargin);
+    ForEachRow([&](size_t at) {
+      if (at + row_ < bytes_) device.Guard(data() + at + row_, stride_ - row_);
+    });
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
@@ -44,8 +58,11 @@ class OnDevice {
     std::vector<unsigned char> after(before_.size());
     device_.Read(after.data(), memory_, after.size());
     if (written) {
-      std::memcpy(host_, after.data() + front_, bytes_);
-      std::memcpy(before_.data() + front_, after.data() + front_, bytes_);
+      ForEachRow([&](size_t at) {
+        std::memcpy(host_ + at, after.data() + front_ + at, row_);
+        std::memcpy(before_.data() + front_ + at, after.data() + front_ + at,
+                    row_);
+      });
     }
     for (size_t i = 0; i < after.size(); ++i) {
       ASSERT_EQ(after[i], before_[i])
@@ -55,12 +72,20 @@ class OnDevice {
   }
 
  private:
+  // body(where it begins), in bytes.
+  template <typename Body>
+  void ForEachRow(Body body) const {
+    for (size_t at = 0; at < bytes_; at += stride_) body(at);
+  }
+
   static constexpr size_t kMargin = 256;
   static constexpr unsigned char kPoison = 0xff;
 
   KernelDevice& device_;
-  void* host_;
+  std::byte* host_;
   size_t bytes_;
+  size_t row_;
+  size_t stride_;
   size_t front_ = 0;
   std::vector<unsigned char> before_;
   std::byte* memory_ = nullptr;

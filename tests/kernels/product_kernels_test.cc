@@ -1,12 +1,15 @@
 // Products and attention on cases that the contract's lack: widths of the
-// tensor cores, several tiles, mixed dtypes, merging. The CPU's kernels are the
-// reference. Part of two binaries: tests/kernels/kernel_device.h.
+// tensor cores, several tiles, mixed dtypes, merging, rows that lie apart. The
+// CPU's kernels are the reference. Part of two binaries:
+// tests/kernels/kernel_device.h.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <iterator>
 #include <ostream>
 
 #include "planner/base/rng.h"
@@ -14,6 +17,7 @@
 #include "tests/kernels/random_tensors.h"
 #include "tests/support/host_tensor.h"
 #include "tests/support/kernel_cases.h"
+#include "tests/support/queue_cpu_device.h"
 
 namespace tessera {
 namespace {
@@ -372,15 +376,9 @@ class ProductKernels : public ::testing::TestWithParam<CudaCase> {
   std::unique_ptr<KernelDevice> device_;
 };
 
-TEST_P(ProductKernels, EqualTheCpusAndGiveTheSameBitsAgain) {
-  const CudaCase& c = GetParam();
-  const std::vector<HostTensor> expected = ExpectedOf(c);
-  device_->Reorder(1);
-  const std::vector<HostTensor> actual = ResultsOf(c, *device_);
-  device_->Reorder(2);
-  const std::vector<HostTensor> again = ResultsOf(c, *device_);
+void ExpectNear(const CudaCase& c, const std::vector<HostTensor>& actual,
+                const std::vector<HostTensor>& expected) {
   for (size_t k = 0; k < actual.size(); ++k) {
-    EXPECT_TRUE(actual[k].SameBits(again[k])) << "result " << k;
     double largest = 0;
     for (int64_t i = 0; i < expected[k].elements(); ++i) {
       const double x = expected[k].At(i);
@@ -397,6 +395,179 @@ TEST_P(ProductKernels, EqualTheCpusAndGiveTheSameBitsAgain) {
   }
 }
 
+TEST_P(ProductKernels, EqualTheCpusAndGiveTheSameBitsAgain) {
+  const CudaCase& c = GetParam();
+  device_->Reorder(1);
+  const std::vector<HostTensor> actual = ResultsOf(c, *device_);
+  device_->Reorder(2);
+  const std::vector<HostTensor> again = ResultsOf(c, *device_);
+  for (size_t k = 0; k < actual.size(); ++k) {
+    EXPECT_TRUE(actual[k].SameBits(again[k])) << "result " << k;
+  }
+  ExpectNear(c, actual, ExpectedOf(c));
+}
+
+// ---- Rows that lie apart ----------------------------------------------------
+
+// A tensor whose first two dimensions are those of its rows, in memory where
+// these have gaps.
+struct Apart {
+  Apart(const HostTensor& of, int64_t gap)
+      : tensor(of),
+        stride(RowOf(of) + gap),
+        storage({of.elements() / RowOf(of), stride}, of.dtype()) {
+    for (int64_t i = 0; i < tensor.elements(); ++i) {
+      storage.Set(Place(i), tensor.At(i));
+    }
+  }
+  static int64_t RowOf(const HostTensor& tensor) {
+    return tensor.elements() / (tensor.shape()[0] * tensor.shape()[1]);
+  }
+  int64_t Place(int64_t i) const {
+    return i / RowOf(tensor) * stride + i % RowOf(tensor);
+  }
+  LocalTensor Local() const {
+    LocalTensor local = tensor.Local();
+    local.data = storage.Local().data;
+    local.row = RowOf(tensor);
+    local.row_stride = stride;
+    return local;
+  }
+  HostTensor Packed() const {
+    HostTensor packed = tensor;
+    for (int64_t i = 0; i < tensor.elements(); ++i) {
+      packed.Set(i, storage.At(Place(i)));
+    }
+    return packed;
+  }
+
+  HostTensor tensor;
+  int64_t stride;
+  HostTensor storage;
+};
+
+bool MayHaveGaps(const CudaCase& c) {
+  const auto whole = [](const HostTensor& tensor) {
+    return tensor.shape().size() > 2 && Apart::RowOf(tensor) % 8 == 0;
+  };
+  switch (FindCudaKernel(c.kernel).value()->rows_apart) {
+    case RowsApart::kNone:
+      return false;
+    case RowsApart::kFirstOperand:
+      return whole(c.operands[0]);
+    case RowsApart::kResults:
+      return std::ranges::all_of(c.results, whole);
+  }
+  return false;
+}
+
+// The gradient of turned queries and keys, in vectors and, of widths that these
+// do not divide, one by one.
+std::vector<CudaCase> RotaryCases() {
+  Rng rng(5);
+  std::vector<CudaCase> cases;
+  for (const DType dtype :
+       {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    for (const int64_t width : {64, 20}) {
+      CudaCase c;
+      c.kernel = "rotary_dx";
+      c.name = "rotary_dx_" + std::string(NameOf(dtype)) + "_" +
+               std::to_string(width);
+      c.rule = "bsgd,bs->bsgd";
+      c.attributes = {{"theta", 10000}, {"fraction", 1}};
+      c.tolerance = 2 * Rounding(dtype);
+      HostTensor positions({2, 5}, DType::kInt32);
+      for (int64_t i = 0; i < 10; ++i) positions.Set(i, i % 5 * 7.0);
+      c.operands = {Random({2, 5, 6, width}, dtype, rng), positions};
+      c.results = {Random({2, 5, 6, width}, dtype, rng)};
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
+std::vector<CudaCase> CasesWithGaps() {
+  std::vector<CudaCase> cases;
+  for (const auto& some : {LinearCases(), AttentionCases(), RotaryCases()}) {
+    std::ranges::copy_if(some, std::back_inserter(cases), MayHaveGaps);
+  }
+  return cases;
+}
+
+class KernelsWithRowsApart : public ProductKernels {};
+
+// All of them, and where there are several, one.
+TEST_P(KernelsWithRowsApart, EqualTheCpusWithoutGaps) {
+  const CudaCase& c = GetParam();
+  const IndexRule rule = IndexRule::Parse(c.rule).value();
+  const std::vector<HostTensor> expected = ExpectedOf(c);
+  const bool of_results =
+      FindCudaKernel(c.kernel).value()->rows_apart == RowsApart::kResults;
+  const size_t count = of_results ? c.results.size() : 1;
+  for (const size_t least : {size_t{0}, count - 1}) {
+    std::vector<HostTensor> results = c.results;
+    std::vector<LocalTensor> in = Locals(c.operands);
+    std::vector<LocalTensor> out = Locals(results);
+    std::vector<Apart> apart;
+    apart.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      apart.emplace_back(of_results ? c.results[i] : c.operands[i],
+                         static_cast<int64_t>(8 * (i + 1)));
+      if (i >= least) (of_results ? out : in)[i] = apart[i].Local();
+    }
+    RunOnDevice(*device_, c.kernel, CallOf(c, rule, in, out),
+                /*in_place=*/false);
+    for (size_t i = least; of_results && i < count; ++i) {
+      results[i] = apart[i].Packed();
+    }
+    ExpectNear(c, results, expected);
+  }
+}
+
+// The gradients of a gate, by one kernel.
+TEST(GateWithRowsApart, EqualsThatWithoutGaps) {
+  const auto device = MakeKernelDevice();
+  if (device == nullptr) GTEST_SKIP() << "no CUDA device";
+  const auto gate = std::ranges::find(
+      CudaFusedKernels(), "multiply+silu_dx+multiply", &Kernel::name);
+  ASSERT_NE(gate, CudaFusedKernels().end());
+  const IndexRule rule = IndexRule::Parse("bsh,bsh,bsh,bsh->bsh,bsh").value();
+  for (const DType dtype :
+       {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    Rng rng(6);
+    std::vector<HostTensor> operands;
+    for (int i = 0; i < 4; ++i) {
+      operands.push_back(Random({3, 70, 24}, dtype, rng));
+    }
+    const std::vector<HostTensor> whole(2, HostTensor({3, 70, 24}, dtype));
+    const Apart dx(whole[0], 8);
+    const Apart dother(whole[1], 40);
+    CudaCase c;
+    RunOnDevice(*device, *gate,
+                CallOf(c, rule, Locals(operands), Locals(whole)),
+                /*in_place=*/false);
+    RunOnDevice(*device, *gate,
+                CallOf(c, rule, Locals(operands), {dx.Local(), dother.Local()}),
+                /*in_place=*/false);
+    EXPECT_TRUE(dx.Packed().SameBits(whole[0])) << NameOf(dtype);
+    EXPECT_TRUE(dother.Packed().SameBits(whole[1])) << NameOf(dtype);
+  }
+}
+
+TEST(RowsApartTest, ADeviceOfTestsTakesThemAsCudaDoes) {
+  for (const auto kernels : {CudaKernels(), CudaFusedKernels()}) {
+    for (const Kernel& kernel : kernels) {
+      EXPECT_EQ(kernel.rows_apart, RowsApartOf(kernel.name)) << kernel.name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rotary, ProductKernels,
+                         ::testing::ValuesIn(RotaryCases()),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, KernelsWithRowsApart,
+                         ::testing::ValuesIn(CasesWithGaps()),
+                         [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Linear, ProductKernels,
                          ::testing::ValuesIn(LinearCases()),
                          [](const auto& info) { return info.param.name; });

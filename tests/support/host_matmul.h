@@ -27,7 +27,8 @@ class HostMatMul : public CudaMatMul {
       for (int64_t column = 0; column < p.n; ++column) {
         double sum = 0;
         for (int64_t k = 0; k < p.k; ++k) {
-          const int64_t a = p.transpose_a ? k * p.m + row : row * p.k + k;
+          const int64_t stride = p.stride_of_a();
+          const int64_t a = p.transpose_a ? k * stride + row : row * stride + k;
           const int64_t b = p.transpose_b ? column * p.k + k : k * p.n + column;
           sum += At(data.a, p.a, batch * p.m * p.k + a) *
                  At(data.b, p.b, batch * p.k * p.n + b);

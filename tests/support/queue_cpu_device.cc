@@ -54,6 +54,16 @@ struct CpuEvent : public QueueEvent {
 
 }  // namespace
 
+RowsApart RowsApartOf(std::string_view kernel) {
+  if (kernel == "linear_dw" || kernel == "linear_db") {
+    return RowsApart::kFirstOperand;
+  }
+  const bool results =
+      kernel.ends_with("_dqkv") || kernel == "multiply+silu_dx+multiply" ||
+      (kernel.starts_with("rotary") && kernel.ends_with("_dx"));
+  return results ? RowsApart::kResults : RowsApart::kNone;
+}
+
 QueueCpuDevice::QueueCpuDevice(uint64_t seed) : seed_(seed) {
   TESSERA_CHECK(MakeQueue(StreamRole::kCompute).has_value());
   for (const Kernel& kernel : CpuKernels()) {
@@ -61,6 +71,7 @@ QueueCpuDevice::QueueCpuDevice(uint64_t seed) : seed_(seed) {
     if (std::ranges::count(kListed, kernel.name) > 0) {
       kernels_.back().run_list = RunAll;
     }
+    kernels_.back().rows_apart = RowsApartOf(kernel.name);
   }
 }
 
@@ -273,7 +284,8 @@ const Kernel* QueueCpuDevice::FindFusedKernel(std::string_view name) const {
       {"linear_dx+gelu_dx", LinearDxGelu},
       {"silu+multiply", SiluGate},
       {"multiply+silu_dx", SiluGateDx<false>},
-      {"multiply+silu_dx+multiply", SiluGateDx<true>},
+      {"multiply+silu_dx+multiply", SiluGateDx<true>, false, nullptr,
+       RowsApart::kResults},
       {"add+layer_norm", AddNorm<true>},
       {"add+rms_norm", AddNorm<false>},
       {"layer_norm_dx+sum", NormBackward<true, true, false, false>},
@@ -291,9 +303,71 @@ const Kernel* QueueCpuDevice::FindFusedKernel(std::string_view name) const {
   return it == std::end(kernels) ? nullptr : it;
 }
 
+namespace {
+
+// A tensor whose rows lie apart, without the gaps; what lies between the rows
+// stays as it is.
+class Packed {
+ public:
+  explicit Packed(LocalTensor& tensor) : there_(tensor) {
+    if (tensor.row_stride == 0) return;
+    bytes_.resize(static_cast<size_t>(tensor.elements() * size()));
+    ForEachRow([](std::byte* packed, std::byte* apart, size_t bytes) {
+      std::memcpy(packed, apart, bytes);
+    });
+    tensor.data = bytes_.data();
+    tensor.row = tensor.row_stride = 0;
+  }
+  void PutBack() {
+    if (bytes_.empty()) return;
+    ForEachRow([](std::byte* packed, std::byte* apart, size_t bytes) {
+      std::memcpy(apart, packed, bytes);
+    });
+  }
+
+ private:
+  int64_t size() const { return SizeOf(there_.dtype); }
+  template <typename Body>
+  void ForEachRow(Body body) {
+    for (int64_t i = 0; i < there_.elements() / there_.row; ++i) {
+      body(bytes_.data() + i * there_.row * size(),
+           there_.as<std::byte>() + i * there_.row_stride * size(),
+           static_cast<size_t>(there_.row * size()));
+    }
+  }
+
+  const LocalTensor there_;
+  std::vector<std::byte> bytes_;
+};
+
+void RunPacked(const Kernel& kernel, CopiedCall& copied) {
+  std::deque<Packed> operands;
+  std::deque<Packed> results;
+  for (LocalTensor& tensor : copied.operands) operands.emplace_back(tensor);
+  for (LocalTensor& tensor : copied.results) results.emplace_back(tensor);
+  kernel.run(copied.call);
+  for (Packed& tensor : results) tensor.PutBack();
+}
+
+}  // namespace
+
 void QueueCpuDevice::Launch(const Kernel& kernel, const KernelCall& call) {
-  Enqueue([&kernel, copied = std::make_shared<CopiedCall>(call)] {
-    kernel.run(copied->call);
+  const auto gaps = [](std::span<const LocalTensor> tensors) {
+    return std::ranges::any_of(tensors, [](const LocalTensor& tensor) {
+      return tensor.row_stride > 0;
+    });
+  };
+  const bool first = gaps(call.operands.first(call.operands.empty() ? 0 : 1));
+  const bool results = gaps(call.results);
+  TESSERA_CHECK((!first || kernel.rows_apart == RowsApart::kFirstOperand) &&
+                (!results || kernel.rows_apart == RowsApart::kResults) &&
+                (call.operands.empty() || !gaps(call.operands.subspan(1))))
+      << kernel.name;
+  calls_with_gaps_ += first || results;
+  Enqueue([&kernel, call = std::make_shared<CopiedCall>(call)] {
+    // A graph runs it again.
+    CopiedCall copied(call->call);
+    RunPacked(kernel, copied);
   });
 }
 

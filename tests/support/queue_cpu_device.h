@@ -6,7 +6,8 @@
 //
 // The kernels of optimizers take lists here, as CUDA's do, and run the calls
 // from the last to the first. It has CUDA's fused kernels: the CPU's kernels,
-// one after the other.
+// one after the other. Kernels that take rows with gaps on CUDA do so here: the
+// CPU's, on copies without.
 
 #include <chrono>
 #include <condition_variable>
@@ -25,6 +26,9 @@
 #include "runtime/device/cpu_device.h"
 
 namespace tessera {
+
+// Of CUDA's kernel of that name.
+RowsApart RowsApartOf(std::string_view kernel);
 
 class QueueCpuDevice : public QueueDevice {
  public:
@@ -71,6 +75,8 @@ class QueueCpuDevice : public QueueDevice {
   void Drain();
   // How often the host waited for a queue.
   int64_t waits() const { return waits_; }
+  // How many calls had tensors whose rows lie apart.
+  int64_t calls_with_gaps() const { return calls_with_gaps_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -110,6 +116,7 @@ class QueueCpuDevice : public QueueDevice {
   CpuDevice memory_;
   size_t in_use_ = 0;
   int64_t waits_ = 0;
+  int64_t calls_with_gaps_ = 0;
   std::vector<Kernel> kernels_;  // of the CPU, with lists
   int open_ranges_ = 0;
   std::optional<Graph> captured_;  // while a capture goes on

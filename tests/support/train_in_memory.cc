@@ -257,6 +257,7 @@ struct Peaks {
   MemoryUse device;
   MemoryUse host;
   MemoryUse file;
+  int64_t calls_with_gaps = 0;
 };
 
 Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
@@ -292,6 +293,9 @@ Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
   }
   TESSERA_RETURN_IF_ERROR(world.Flush());
   Peaks peaks{device.account().peak(), executor->host_peak(), {}};
+  if (const auto* queues = dynamic_cast<const QueueCpuDevice*>(&device)) {
+    peaks.calls_with_gaps = queues->calls_with_gaps();
+  }
   if (executor->file() != nullptr) {
     peaks.file.total = executor->file()->length();
   }
@@ -348,6 +352,7 @@ Result<Trained> TrainInMemory(const Graph& graph, const TaskGraph& tasks,
     trained.peaks.push_back((*result)->device);
     trained.host_peaks.push_back((*result)->host);
     trained.files.push_back((*result)->file);
+    trained.calls_with_gaps += (*result)->calls_with_gaps;
   }
   return trained;
 }

@@ -19,6 +19,8 @@ struct Trained {
   std::vector<MemoryUse> peaks;       // by rank
   std::vector<MemoryUse> host_peaks;  // of the host's memory
   std::vector<MemoryUse> files;       // the length of its file, as total
+  // Of kernels with tensors whose rows lie apart, on all ranks; on queues.
+  int64_t calls_with_gaps = 0;
 };
 
 // How a rank's streams run: all in issue order, beside each other on threads,

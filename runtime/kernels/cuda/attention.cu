@@ -435,9 +435,8 @@ __global__ void __launch_bounds__(kThreads) QueryGradientsAny(AnyBackward any) {
     __syncthreads();
     AddWeighted<kWidth, false>(tiles.slopes, tiles.keys, dq);
   }
-  Store<kWidth>(dq, p.scale, any.call.dq, p.Row(sample, first, head) * p.d,
-                int64_t{p.heads()} * p.d, p.s - first, p.d,
-                any.call.accumulate);
+  Store<kWidth>(dq, p.scale, any.call.dq, any.call.DqRow(sample, first, head),
+                any.call.dq_stride, p.s - first, p.d, any.call.accumulate);
 }
 
 template <int kWidth>
@@ -466,11 +465,10 @@ __global__ void __launch_bounds__(kThreads) KeyGradientsAny(AnyBackward any) {
       AddWeighted<kWidth, true>(tiles.slopes, tiles.queries, dk);
     }
   }
-  const int64_t row = p.KeyRow(sample, first, group);
-  Store<kWidth>(dk, p.scale, any.call.dk, row * p.d, int64_t{p.g} * p.d,
-                p.t - first, p.d, any.call.accumulate);
-  Store<kWidth>(dv, 1.0f, any.call.dv, row * p.e, int64_t{p.g} * p.e,
-                p.t - first, p.e, any.call.accumulate);
+  Store<kWidth>(dk, p.scale, any.call.dk, any.call.DkRow(sample, first, group),
+                any.call.dk_stride, p.t - first, p.d, any.call.accumulate);
+  Store<kWidth>(dv, 1.0f, any.call.dv, any.call.DvRow(sample, first, group),
+                any.call.dv_stride, p.t - first, p.e, any.call.accumulate);
 }
 
 // The gradient of a head's biases from one sample: (samples, buckets, heads).
@@ -706,9 +704,14 @@ std::optional<SdpaProblem> SdpaOf(const KernelCall& call,
       q.offset[1] != k.offset[1] || !FlashTakes(p, tensors)) {
     return std::nullopt;
   }
-  const SdpaProblem problem = {
+  SdpaProblem problem = {
       p.b, p.heads(), p.g,     p.s,      p.d,
       p.e, q.dtype,   p.scale, backward, !backward || !call.any_order};
+  if (backward) {
+    problem.dq_stride = call.results[0].row_stride;
+    problem.dk_stride = call.results[1].row_stride;
+    problem.dv_stride = call.results[2].row_stride;
+  }
   if (!sdpa->Takes(problem)) return std::nullopt;
   return problem;
 }
@@ -868,6 +871,14 @@ void AttentionDqkv(const KernelCall& call) {
   backward.dq = Elements<Any>(results[0]);
   backward.dk = Elements<Any>(results[1]);
   backward.dv = Elements<Any>(results[2]);
+  const auto stride = [](const LocalTensor& gradient, int64_t row) {
+    TESSERA_CHECK(gradient.row_stride == 0 || gradient.row == row)
+        << "rows of " << gradient.row << ", not of " << row;
+    return gradient.row_stride > 0 ? gradient.row_stride : row;
+  };
+  backward.dq_stride = stride(results[0], int64_t{p.heads()} * p.d);
+  backward.dk_stride = stride(results[1], int64_t{p.g} * p.d);
+  backward.dv_stride = stride(results[2], int64_t{p.g} * p.e);
   backward.accumulate = call.accumulate;
   if (FlashTakes(p, {in.q, in.k, in.v, in.d_o}) &&
       Aligned({results[0], results[1], results[2]})) {
@@ -913,13 +924,16 @@ void AttentionDbias(const KernelCall& call) {
 std::vector<Kernel> CudaAttentionKernels() {
   return {
       {"attention", Attention, true},
-      {"attention_dqkv", AttentionDqkv, true},
+      {"attention_dqkv", AttentionDqkv, true, nullptr, RowsApart::kResults},
       {"attention_alibi", Attention, true},
-      {"attention_alibi_dqkv", AttentionDqkv, true},
+      {"attention_alibi_dqkv", AttentionDqkv, true, nullptr,
+       RowsApart::kResults},
       {"attention_bidirectional", Attention, true},
-      {"attention_bidirectional_dqkv", AttentionDqkv, true},
+      {"attention_bidirectional_dqkv", AttentionDqkv, true, nullptr,
+       RowsApart::kResults},
       {"attention_relative", Attention, true},
-      {"attention_relative_dqkv", AttentionDqkv, true},
+      {"attention_relative_dqkv", AttentionDqkv, true, nullptr,
+       RowsApart::kResults},
       {"attention_relative_dbias", AttentionDbias, true},
   };
 }

@@ -83,17 +83,19 @@ Result<void> Set(cublasLtMatmulDescOpaque_t& product,
       "an attribute of the product");
 }
 
-// A row-major rows x columns matrix is a column-major columns x rows one.
-Result<void> Describe(int64_t rows, int64_t columns, DType dtype, int64_t batch,
+// A row-major rows x columns matrix is a column-major columns x rows one. Rows
+// are `row_stride` apart.
+Result<void> Describe(int64_t rows, int64_t columns, int64_t row_stride,
+                      DType dtype, int64_t batch,
                       cublasLtMatrixLayoutOpaque_t* layout) {
   TESSERA_RETURN_IF_ERROR(
       Check(cublasLtMatrixLayoutInit(layout, CudaTypeOf(dtype),
                                      static_cast<uint64_t>(columns),
-                                     static_cast<uint64_t>(rows), columns),
+                                     static_cast<uint64_t>(rows), row_stride),
             "a matrix"));
   if (batch == 1) return {};
   const auto count = static_cast<int32_t>(batch);
-  const int64_t stride = rows * columns;
+  const int64_t stride = rows * row_stride;
   TESSERA_RETURN_IF_ERROR(Check(
       cublasLtMatrixLayoutSetAttribute(
           layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count),
@@ -119,7 +121,7 @@ class TimingMemory {
       return (p.batch * rows * columns * SizeOf(dtype) + key.alignment + 255) /
              256 * 256;
     };
-    const int64_t a = bytes(p.m, p.k, p.a);
+    const int64_t a = bytes(p.transpose_a ? p.k : p.m, p.stride_of_a(), p.a);
     const int64_t b = bytes(p.k, p.n, p.b);
     const int64_t d = bytes(p.m, p.n, p.d);
     const int64_t bias = bytes(1, p.n, p.d);
@@ -261,13 +263,12 @@ Result<CublasLtMatMul::Plan> CublasLtMatMul::MakePlan(
     TESSERA_RETURN_IF_ERROR(
         Set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n));
   }
-  TESSERA_RETURN_IF_ERROR(Describe(p.transpose_a ? p.k : p.m,
-                                   p.transpose_a ? p.m : p.k, p.a, p.batch,
-                                   &plan.a));
-  TESSERA_RETURN_IF_ERROR(Describe(p.transpose_b ? p.n : p.k,
-                                   p.transpose_b ? p.k : p.n, p.b, p.batch,
-                                   &plan.b));
-  TESSERA_RETURN_IF_ERROR(Describe(p.m, p.n, p.d, p.batch, &plan.d));
+  const int64_t row_of_b = p.transpose_b ? p.k : p.n;
+  TESSERA_RETURN_IF_ERROR(Describe(p.transpose_a ? p.k : p.m, p.row_of_a(),
+                                   p.stride_of_a(), p.a, p.batch, &plan.a));
+  TESSERA_RETURN_IF_ERROR(Describe(p.transpose_b ? p.n : p.k, row_of_b,
+                                   row_of_b, p.b, p.batch, &plan.b));
+  TESSERA_RETURN_IF_ERROR(Describe(p.m, p.n, p.n, p.d, p.batch, &plan.d));
   return plan;
 }
 

@@ -1,8 +1,11 @@
 // Inverted dropout; its gradient is the same operator on dy. What is kept is
-// what the CPU keeps, bit for bit (runtime/kernels/counter.h).
+// what the CPU keeps, bit for bit.
+
+#include <algorithm>
 
 #include "runtime/kernels/counter.h"
 #include "runtime/kernels/cuda/elements.h"
+#include "runtime/kernels/dropout.h"
 
 namespace tessera {
 namespace {
@@ -32,7 +35,10 @@ struct Place {
     dims = shape[0] = global_shape[0] = 1;
   }
 
-  __device__ int64_t Length() const { return shape[dims - 1]; }
+  // So many elements from this one on are neighbours in both.
+  __device__ int64_t Neighbours(int64_t i) const {
+    return dims == 1 ? shape[0] - i : shape[dims - 1] - i % shape[dims - 1];
+  }
   // The global index of element `i` of the block.
   __device__ int64_t Global(int64_t i) const {
     int64_t global = 0;
@@ -47,25 +53,41 @@ struct Place {
   }
 };
 
+struct Draw {
+  uint64_t seed;
+  StepArgument now;
+  uint64_t salt;
+  uint64_t threshold;
+  float scale;
+};
+
 template <typename T>
 __global__ void Dropout(Elements<T> x, Elements<T> y, int64_t n, Place place,
-                        uint64_t seed, StepArgument now, uint64_t salt,
-                        uint64_t threshold, float scale) {
-  const uint64_t key = DropoutKey(seed, now.Get().step, salt);
+                        ReorderedSequence sequence, Draw draw) {
+  const uint64_t key = DropoutKey(draw.seed, draw.now.Get().step, draw.salt);
   ForEachVector(n, [&](int64_t first, Span span) {
     float v[kVector];
     x.Load(first, span, v);
-    const auto draw = [&](int j, int64_t global) {
-      const uint64_t bits = CounterBits53(key, static_cast<uint64_t>(global));
-      v[j] = bits >= threshold ? v[j] * scale : 0;
+    const auto keep = [&](int j, uint32_t bits) {
+      v[j] = bits >= draw.threshold ? v[j] * draw.scale : 0;
     };
     const int64_t global = place.Global(first);
-    const int64_t left = place.Length() - first % place.Length();  // of the run
-    if (left >= kVector) {
+    const int64_t neighbours =
+        min(place.Neighbours(first), sequence.Neighbours(global));
+    const int64_t index = sequence.Original(global);
+    if (neighbours >= kVector && index % 2 == 0) {
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) draw(j, global + j);
+      for (int j = 0; j < kVector; j += 2) {
+        const uint64_t two =
+            DropoutBitsOfTwo(key, static_cast<uint64_t>(index + j) / 2);
+        keep(j, static_cast<uint32_t>(two));
+        keep(j + 1, static_cast<uint32_t>(two >> 32));
+      }
     } else {
-      for (int j = 0; j < kVector; ++j) draw(j, place.Global(first + j));
+      for (int j = 0; j < kVector; ++j) {
+        const int64_t at = sequence.Original(place.Global(first + j));
+        keep(j, DropoutBits(key, static_cast<uint64_t>(at)));
+      }
     }
     y.Store(first, span, v);
   });
@@ -76,12 +98,14 @@ void CallDropout(const KernelCall& call) {
   const LocalTensor& y = call.results[0];
   const int64_t n = x.elements();
   const double probability = call.attribute("probability");
+  const Draw draw = {call.seed, call.step_argument(),
+                     static_cast<uint64_t>(call.attribute("salt")),
+                     DropoutThreshold(probability),
+                     static_cast<float>(1 / (1 - probability))};
   ByType({x, y}, [&]<typename T>() {
     Launch(Dropout<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
-           *call.queue, Elements<T>(x), Elements<T>(y), n, Place(x), call.seed,
-           call.step_argument(), static_cast<uint64_t>(call.attribute("salt")),
-           DropoutThreshold(probability),
-           static_cast<float>(1 / (1 - probability)));
+           *call.queue, Elements<T>(x), Elements<T>(y), n, Place(x),
+           ReorderedSequence(call), draw);
   });
 }
 

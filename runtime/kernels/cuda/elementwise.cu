@@ -294,11 +294,28 @@ __global__ void ApplySiluGate(Elements<T> x, Elements<T> other, Elements<T> y,
   });
 }
 
+// Where vectors lie in a tensor whose rows may lie apart.
+struct Places {
+  uint32_t vectors = 0;  // of a row; 0: there are no gaps
+  int64_t stride = 0;
+
+  explicit Places(const LocalTensor& tensor)
+      : vectors(static_cast<uint32_t>(tensor.row / kVector)),
+        stride(tensor.row_stride) {}
+  __device__ int64_t Of(int64_t first) const {
+    if (vectors == 0) return first;
+    const auto vector = static_cast<uint32_t>(first / kVector);
+    const uint32_t row = vector / vectors;
+    return row * stride + int64_t{vector - row * vectors} * kVector;
+  }
+};
+
 // dx = dy other SiLU'(x), and with kBoth dother = dy y.
 template <typename T, bool kBoth>
 __global__ void ApplySiluGateDx(Elements<T> dy, Elements<T> other,
                                 Elements<T> x, Elements<T> y, Elements<T> dx,
-                                Elements<T> dother, int64_t n) {
+                                Elements<T> dother, Places dx_places,
+                                Places dother_places, int64_t n) {
   ForEachVector(n, [&](int64_t first, Span span) {
     float of_dy[kVector];
     float of_other[kVector];
@@ -314,8 +331,8 @@ __global__ void ApplySiluGateDx(Elements<T> dy, Elements<T> other,
       of_x[j] = SiluDx()(d, of_x[j]);
       of_y[j] *= of_dy[j];
     }
-    dx.Store(first, span, of_x);
-    if (kBoth) dother.Store(first, span, of_y);
+    dx.Store(dx_places.Of(first), span, of_x);
+    if (kBoth) dother.Store(dother_places.Of(first), span, of_y);
   });
 }
 
@@ -459,8 +476,11 @@ void SiluGateDx(const KernelCall& call) {
   const int64_t n = dx.elements();
   std::vector<LocalTensor> all(in.begin(), in.end());
   all.insert(all.end(), call.results.begin(), call.results.end());
+  const LocalTensor& last = call.results.back();
   ByType(all, [&]<typename T>() {
     if constexpr (std::is_same_v<T, Any>) {
+      TESSERA_CHECK(dx.row_stride == 0 && last.row_stride == 0)
+          << "rows of several types that lie apart";
       if (kBoth) {
         const std::array<LocalTensor, 2> pair = {in[0], in[3]};
         Binary<Times>(PartOf(call, pair, call.results.subspan(1)));
@@ -472,8 +492,8 @@ void SiluGateDx(const KernelCall& call) {
       Launch(ApplySiluGateDx<T, kBoth>, BlocksForVectors(*call.queue, n),
              kThreads, 0, *call.queue, Elements<T>(in[0]), Elements<T>(in[1]),
              Elements<T>(in[2]), kBoth ? Elements<T>(in[3]) : Elements<T>(),
-             Elements<T>(dx),
-             kBoth ? Elements<T>(call.results[1]) : Elements<T>(), n);
+             Elements<T>(dx), kBoth ? Elements<T>(last) : Elements<T>(),
+             Places(dx), Places(last), n);
     }
   });
 }
@@ -555,7 +575,8 @@ std::vector<Kernel> CudaFusedElementwiseKernels() {
   return {
       {"silu+multiply", SiluGate},
       {"multiply+silu_dx", SiluGateDx<false>},
-      {"multiply+silu_dx+multiply", SiluGateDx<true>},
+      {"multiply+silu_dx+multiply", SiluGateDx<true>, false, nullptr,
+       RowsApart::kResults},
   };
 }
 

@@ -179,6 +179,10 @@ struct AttentionBackward {
   Elements<Any> dq;
   Elements<Any> dk;
   Elements<Any> dv;
+  // Elements from one position's gradients to those of the next.
+  int64_t dq_stride;
+  int64_t dk_stride;
+  int64_t dv_stride;
   bool accumulate;
 
   __host__ __device__ int64_t statistic_rows() const {
@@ -186,6 +190,19 @@ struct AttentionBackward {
   }
   __host__ __device__ int64_t StatisticRow(int sample, int head) const {
     return (int64_t{sample} * problem.heads() + head) * padded_s;
+  }
+  // Where the gradients of a row begin.
+  __host__ __device__ int64_t DqRow(int sample, int query, int head) const {
+    return (int64_t{sample} * problem.s + query) * dq_stride +
+           int64_t{head} * problem.d;
+  }
+  __host__ __device__ int64_t DkRow(int sample, int key, int group) const {
+    return (int64_t{sample} * problem.t + key) * dk_stride +
+           int64_t{group} * problem.d;
+  }
+  __host__ __device__ int64_t DvRow(int sample, int key, int group) const {
+    return (int64_t{sample} * problem.t + key) * dv_stride +
+           int64_t{group} * problem.e;
   }
 };
 

@@ -209,12 +209,11 @@ __global__ void __launch_bounds__(
     MultiplyWeights<T, kWidth>(slopes, q + first_column, dk);
     step = next;
   }
-  const int64_t row = p.KeyRow(sample, first + warp_row, group);
-  const int rows = p.t - first - warp_row;
-  Store(dk, p.scale, call.dk, row * p.d + first_column, int64_t{p.g} * p.d,
-        rows, p.d - first_column, call.accumulate);
-  Store(dv, 1.0f, call.dv, row * p.e + first_column, int64_t{p.g} * p.e, rows,
-        p.e - first_column, call.accumulate);
+  const int key = first + warp_row;
+  Store(dk, p.scale, call.dk, call.DkRow(sample, key, group) + first_column,
+        call.dk_stride, p.t - key, p.d - first_column, call.accumulate);
+  Store(dv, 1.0f, call.dv, call.DvRow(sample, key, group) + first_column,
+        call.dv_stride, p.t - key, p.e - first_column, call.accumulate);
 }
 
 template <typename T, int kWidth>
@@ -320,8 +319,8 @@ __global__ void __launch_bounds__(
     MultiplyWeights<T, kWidth>(slopes, k, dq);
     step = next;
   }
-  Store(dq, p.scale, call.dq, p.Row(sample, first + warp_row, head) * p.d,
-        int64_t{p.heads()} * p.d, p.s - first - warp_row, p.d, call.accumulate);
+  Store(dq, p.scale, call.dq, call.DqRow(sample, first + warp_row, head),
+        call.dq_stride, p.s - first - warp_row, p.d, call.accumulate);
 }
 
 template <typename T, int kWidth>

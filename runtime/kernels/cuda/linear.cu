@@ -134,17 +134,18 @@ void RunAny(const MatMulProblem& problem, const MatMulData& data,
     tensor.dtype = dtype;
     return Elements<Any>(tensor);
   };
-  const auto matrix = [&](const void* values, DType dtype, int64_t rows,
-                          int64_t columns, bool transposed) -> AnyMatrix {
-    if (transposed) return {any(values, dtype), 1, rows};
-    return {any(values, dtype), columns, 1};
+  const auto matrix = [&](const void* values, DType dtype, int64_t stride,
+                          bool transposed) -> AnyMatrix {
+    if (transposed) return {any(values, dtype), 1, stride};
+    return {any(values, dtype), stride, 1};
   };
   const AnyProduct product = {
       problem.m,
       problem.n,
       problem.k,
-      matrix(data.a, problem.a, problem.m, problem.k, problem.transpose_a),
-      matrix(data.b, problem.b, problem.k, problem.n, problem.transpose_b),
+      matrix(data.a, problem.a, problem.stride_of_a(), problem.transpose_a),
+      matrix(data.b, problem.b, problem.transpose_b ? problem.k : problem.n,
+             problem.transpose_b),
       bias,
       any(data.d, problem.d),
       problem.accumulate};
@@ -276,8 +277,12 @@ void LinearDxGelu(const KernelCall& call) {
 
 // dy, x -> dw = dy^T x.
 void LinearDw(const KernelCall& call) {
+  const LocalTensor& dy = call.operands[0];
   MatMulProblem problem = ProductOf(call);
   problem.transpose_a = true;
+  problem.lda = dy.row_stride;
+  TESSERA_CHECK(dy.row_stride == 0 || dy.row == problem.m)
+      << "rows of " << dy.row << " for " << Describe(problem);
   Multiply(call, problem, call.operands[0], call.operands[1]);
 }
 
@@ -286,13 +291,13 @@ void LinearDw(const KernelCall& call) {
 template <typename T>
 struct BiasTerm {
   Elements<T> dy;
-  int64_t width;
+  int64_t row_stride;
 
   template <typename S>
   __device__ void operator()(int64_t row, int64_t column, S span,
                              float (&sums)[1][kVector]) const {
     float values[kVector];
-    dy.Load(row * width + column, span, values);
+    dy.Load(row * row_stride + column, span, values);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) sums[0][j] += values[j];
   }
@@ -304,7 +309,8 @@ void LinearDb(const KernelCall& call) {
   const int64_t width = call.results[0].elements();
   const int64_t rows = width == 0 ? 0 : dy.elements() / width;
   ByType({dy}, [&]<typename T>() {
-    const BiasTerm<T> term = {Elements<T>(dy), width};
+    const int64_t stride = dy.row_stride > 0 ? dy.row_stride : width;
+    const BiasTerm<T> term = {Elements<T>(dy), stride};
     if constexpr (!std::is_same_v<T, Any>) {
       if (HaveWholeRows({dy}, width)) {
         return SumColumns<1, true>(call, term, rows, width);
@@ -318,9 +324,11 @@ void LinearDb(const KernelCall& call) {
 
 std::vector<Kernel> CudaLinearKernels() {
   return {
-      {"linear", Linear, true},      {"linear_fp32", Linear, true},
-      {"linear_dx", LinearDx, true}, {"linear_dw", LinearDw, true},
-      {"linear_db", LinearDb, true},
+      {"linear", Linear, true},
+      {"linear_fp32", Linear, true},
+      {"linear_dx", LinearDx, true},
+      {"linear_dw", LinearDw, true, nullptr, RowsApart::kFirstOperand},
+      {"linear_db", LinearDb, true, nullptr, RowsApart::kFirstOperand},
   };
 }
 

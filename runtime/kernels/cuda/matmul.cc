@@ -14,6 +14,7 @@ std::string Describe(const MatMulProblem& p) {
   text += NameOf(p.b);
   text += "->";
   text += NameOf(p.d);
+  if (p.lda > 0) text += " lda " + std::to_string(p.lda);
   if (p.batch > 1) text += " batch " + std::to_string(p.batch);
   if (p.accumulate) text += " +=";
   if (p.epilogue != MatMulEpilogue::kNone) {

@@ -3,7 +3,7 @@
 // that kernels which multiply can be tested without a GPU
 // (tests/support/host_matmul.h); cublaslt_matmul.h is the one that trains.
 //
-// All matrices are row-major and contiguous, and
+// All matrices are row-major and, but for lda, contiguous, and
 //   D (m x n) = op(A) (m x k) op(B) (k x n),
 // with fp32 sums whatever the data's type. The experts of a mixture are a
 // batch: their slots have a fixed capacity (planner/ops/moe.cc), so that every
@@ -42,10 +42,16 @@ struct MatMulProblem {
   DType a = DType::kFloat32;
   DType b = DType::kFloat32;
   DType d = DType::kFloat32;
+  // Elements from one row of A, as it is stored, to the next; 0: no gaps. No
+  // batch has gaps.
+  int64_t lda = 0;
   // So many products of matrices that follow one another in memory.
   int64_t batch = 1;
   MatMulEpilogue epilogue = MatMulEpilogue::kNone;
   bool accumulate = false;  // D += instead of D =; before the epilogue
+
+  int64_t row_of_a() const { return transpose_a ? m : k; }
+  int64_t stride_of_a() const { return lda > 0 ? lda : row_of_a(); }
 
   auto operator<=>(const MatMulProblem&) const = default;
 };

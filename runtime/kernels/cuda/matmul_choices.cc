@@ -8,9 +8,10 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kMagic = "matmul-choices 1";
+constexpr std::string_view kMagic = "matmul-choices 2";
 constexpr std::string_view kHeading =
-    "m n k ta tb a b d batch epilogue accumulate alignment tf32 us algorithm";
+    "m n k ta tb a b d lda batch epilogue accumulate alignment tf32 us "
+    "algorithm";
 
 std::optional<MatMulEpilogue> ParseEpilogue(std::string_view name) {
   for (const MatMulEpilogue epilogue :
@@ -48,7 +49,7 @@ bool ReadRow(const std::string& line, MatMulKey* key, MatMulChoice* choice) {
   std::string rest;
   if (!(in >> p.m >> p.n >> p.k >> p.transpose_a >> p.transpose_b) ||
       !ReadDType(in, &p.a) || !ReadDType(in, &p.b) || !ReadDType(in, &p.d) ||
-      !(in >> p.batch >> epilogue >> p.accumulate >> key->alignment >>
+      !(in >> p.lda >> p.batch >> epilogue >> p.accumulate >> key->alignment >>
         key->tf32 >> choice->microseconds) ||
       !ReadAlgorithm(in, &choice->algorithm) || in >> rest) {
     return false;
@@ -56,7 +57,8 @@ bool ReadRow(const std::string& line, MatMulKey* key, MatMulChoice* choice) {
   const auto parsed = ParseEpilogue(epilogue);
   if (!parsed) return false;
   p.epilogue = *parsed;
-  return p.m > 0 && p.n > 0 && p.k > 0 && p.batch > 0;
+  return p.m > 0 && p.n > 0 && p.k > 0 && p.batch > 0 &&
+         (p.lda == 0 || p.lda >= p.row_of_a());
 }
 
 }  // namespace
@@ -86,9 +88,9 @@ std::string FormatMatMulChoices(const MatMulChoices& choices) {
     const MatMulProblem& p = key.problem;
     out << p.m << " " << p.n << " " << p.k << " " << p.transpose_a << " "
         << p.transpose_b << " " << NameOf(p.a) << " " << NameOf(p.b) << " "
-        << NameOf(p.d) << " " << p.batch << " " << NameOf(p.epilogue) << " "
-        << p.accumulate << " " << key.alignment << " " << key.tf32 << " "
-        << choice.microseconds << " ";
+        << NameOf(p.d) << " " << p.lda << " " << p.batch << " "
+        << NameOf(p.epilogue) << " " << p.accumulate << " " << key.alignment
+        << " " << key.tf32 << " " << choice.microseconds << " ";
     for (const uint64_t word : choice.algorithm) {
       char digits[17];
       std::snprintf(digits, sizeof digits, "%016llx",

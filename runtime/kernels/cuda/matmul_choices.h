@@ -3,11 +3,11 @@
 // keeps them from one run to the next. What an algorithm is only one version of
 // cuBLASLt knows, and how fast it is only one kind of GPU: the file names both.
 //
-//   matmul-choices 1
+//   matmul-choices 2
 //   device NVIDIA H200
 //   cublaslt 130100
-//   m n k ta tb a b d batch epilogue accumulate alignment tf32 us algorithm
-//   1024 4096 1024 0 1 bf16 bf16 bf16 1 bias 0 16 0 21.5 00…(128 digits)
+//   m n k ta tb a b d lda batch epilogue accumulate alignment tf32 us algorithm
+//   1024 4096 1024 0 1 bf16 bf16 bf16 0 1 bias 0 16 0 21.5 00…(128 digits)
 //
 // The fourth line is the heading of those that follow; their order is that of
 // MatMulKey.

@@ -17,11 +17,11 @@ struct Angles {
 };
 
 // `direction` -1 turns backwards. The dimensions of the positions are the first
-// ones of x.
+// ones of x. Those of y are `y_stride` apart.
 template <typename T>
 __global__ void Turn(Elements<T> x, const int32_t* positions, Elements<T> y,
-                     int64_t heads, int64_t width, int half, Angles angles,
-                     double direction) {
+                     int64_t y_stride, int64_t heads, int64_t width, int half,
+                     Angles angles, double direction) {
   TESSERA_SHARED(cosine, float[kMostPairs]);
   TESSERA_SHARED(sine, float[kMostPairs]);
   const int64_t token = blockIdx.x;
@@ -33,6 +33,7 @@ __global__ void Turn(Elements<T> x, const int32_t* positions, Elements<T> y,
   }
   __syncthreads();
   const int64_t begin = token * heads * width;
+  const int64_t shift = token * y_stride - begin;  // from x to y
   if (half % kVector == 0 && width % kVector == 0) {
     // Vectors whose partners are vectors, too; those behind the turned ones
     // are copied.
@@ -46,7 +47,7 @@ __global__ void Turn(Elements<T> x, const int32_t* positions, Elements<T> y,
       float b[kVector];
       if (j >= half) {
         x.Load(first + half, Span(), a);
-        y.Store(first + half, Span(), a);
+        y.Store(first + half + shift, Span(), a);
         continue;
       }
       x.Load(first, Span(), a);
@@ -57,8 +58,8 @@ __global__ void Turn(Elements<T> x, const int32_t* positions, Elements<T> y,
         b[k] = b[k] * cosine[j + k] + a[k] * sine[j + k];
         a[k] = turned;
       }
-      y.Store(first, Span(), a);
-      y.Store(first + half, Span(), b);
+      y.Store(first + shift, Span(), a);
+      y.Store(first + half + shift, Span(), b);
     }
     return;
   }
@@ -66,13 +67,13 @@ __global__ void Turn(Elements<T> x, const int32_t* positions, Elements<T> y,
     const auto j = static_cast<int>(i % width);
     const int64_t at = begin + i;
     const float value = x.Get(at);
+    float turned = value;
     if (j < half) {
-      y.Set(at, value * cosine[j] - x.Get(at + half) * sine[j]);
+      turned = value * cosine[j] - x.Get(at + half) * sine[j];
     } else if (j < 2 * half) {
-      y.Set(at, value * cosine[j - half] + x.Get(at - half) * sine[j - half]);
-    } else {
-      y.Set(at, value);
+      turned = value * cosine[j - half] + x.Get(at - half) * sine[j - half];
     }
+    y.Set(at + shift, turned);
   }
 }
 
@@ -87,11 +88,14 @@ void CallTurn(const KernelCall& call, double direction) {
   TESSERA_CHECK(half <= kMostPairs) << 2 * half << " turned features";
   Angles angles = {.of = {}, .magnitude = by_pair.magnitude};
   std::ranges::copy(by_pair.of_pair, angles.of);
+  const int64_t heads = x.elements() / std::max<int64_t>(tokens * width, 1);
+  TESSERA_CHECK(y.row_stride == 0 || y.row == heads * width)
+      << "rows of " << y.row << ", not of " << heads * width;
+  const int64_t y_stride = y.row_stride > 0 ? y.row_stride : heads * width;
   ByType({x, y}, [&]<typename T>() {
     Launch(Turn<T>, static_cast<unsigned>(tokens), kThreads, 0, *call.queue,
            Elements<T>(x), positions.as<const int32_t>(), Elements<T>(y),
-           x.elements() / std::max<int64_t>(tokens * width, 1), width,
-           static_cast<int>(half), angles, direction);
+           y_stride, heads, width, static_cast<int>(half), angles, direction);
   });
 }
 
@@ -106,11 +110,18 @@ void RotaryDx(const KernelCall& call) {
 }  // namespace
 
 std::vector<Kernel> CudaRotaryKernels() {
-  return {{"rotary", Rotary},          {"rotary_dx", RotaryDx},
-          {"rotary_linear", Rotary},   {"rotary_linear_dx", RotaryDx},
-          {"rotary_yarn", Rotary},     {"rotary_yarn_dx", RotaryDx},
-          {"rotary_llama3", Rotary},   {"rotary_llama3_dx", RotaryDx},
-          {"rotary_longrope", Rotary}, {"rotary_longrope_dx", RotaryDx}};
+  std::vector<Kernel> kernels;
+  const auto add = [&](std::string_view forward, std::string_view backward) {
+    kernels.push_back({forward, Rotary});
+    kernels.push_back(
+        {backward, RotaryDx, false, nullptr, RowsApart::kResults});
+  };
+  add("rotary", "rotary_dx");
+  add("rotary_linear", "rotary_linear_dx");
+  add("rotary_yarn", "rotary_yarn_dx");
+  add("rotary_llama3", "rotary_llama3_dx");
+  add("rotary_longrope", "rotary_longrope_dx");
+  return kernels;
 }
 
 }  // namespace tessera

@@ -103,13 +103,16 @@ class CudnnSdpa : public CudaSdpa {
   }
 
   // A tensor of heads in our order of dimensions, (sample, position, head,
-  // width), as cuDNN names them: (sample, head, position, width).
+  // width), as cuDNN names them: (sample, head, position, width). Positions are
+  // `stride` apart, 0: without gaps.
   static fe::graph::Tensor_attributes Heads(const SdpaProblem& p, Uid uid,
-                                            int64_t heads, int64_t width) {
+                                            int64_t heads, int64_t width,
+                                            int64_t stride = 0) {
+    if (stride == 0) stride = heads * width;
     return fe::graph::Tensor_attributes()
         .set_uid(uid)
         .set_dim({p.samples, heads, p.length, width})
-        .set_stride({p.length * heads * width, width, heads * width, 1});
+        .set_stride({p.length * stride, width, stride, 1});
   }
   static void SetOutput(const Tensor& tensor, Uid uid,
                         const fe::graph::Tensor_attributes& like) {
@@ -156,9 +159,9 @@ class CudnnSdpa : public CudaSdpa {
             .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
             .set_diagonal_band_right_bound(0)
             .set_deterministic_algorithm(p.deterministic));
-    SetOutput(dq, kDq, Heads(p, kDq, p.heads, p.d));
-    SetOutput(dk, kDk, Heads(p, kDk, p.groups, p.d));
-    SetOutput(dv, kDv, Heads(p, kDv, p.groups, p.e));
+    SetOutput(dq, kDq, Heads(p, kDq, p.heads, p.d, p.dq_stride));
+    SetOutput(dk, kDk, Heads(p, kDk, p.groups, p.d, p.dk_stride));
+    SetOutput(dv, kDv, Heads(p, kDv, p.groups, p.e, p.dv_stride));
   }
 
   // All graphs share the largest scratch memory, as they run one after the

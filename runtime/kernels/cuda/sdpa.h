@@ -27,6 +27,10 @@ struct SdpaProblem {
   float scale = 1;
   bool backward = false;
   bool deterministic = true;  // of the backward pass
+  // Elements from one position's gradients to the next one's; 0: no gaps.
+  int64_t dq_stride = 0;
+  int64_t dk_stride = 0;
+  int64_t dv_stride = 0;
 
   auto operator<=>(const SdpaProblem&) const = default;
 };
