@@ -333,7 +333,7 @@ Result<Timeline> RankExecutor::TimelineOfQueues() {
       before += share;
       Span& span = timeline.spans[other];
       span.start = begin;
-      begin = span.end = whole.start + Duration{time / all * before};
+      begin = span.end = whole.start + Duration{time * before / all};
     }
   }
   return timeline;

@@ -243,7 +243,10 @@ void Confirm(const Options& options, const Evaluator& evaluator,
            within * fastest.value_or(choices[0].score.step_time).seconds();
   };
   const int threads = ThreadCount(options.threads);
-  const size_t at_once = threads == 1 ? 1 : kAtOnce;
+  // By proposals the answer is the same on any number of threads.
+  const bool by_proposals =
+      options.proposals.value_or(0) > 0 && !options.time_limit_s;
+  const size_t at_once = threads == 1 && !by_proposals ? 1 : kAtOnce;
   while (true) {
     std::vector<size_t> round;
     for (const size_t i : order) {

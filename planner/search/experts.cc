@@ -188,14 +188,33 @@ std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
   return strategies;
 }
 
-std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
+namespace {
+
+// Nodes of so few devices leave hardly anything to split a layer over, and
+// their network may well carry it.
+constexpr int kFewDevices = 2;
+// What a model's heads, columns and vocabulary may still be cut into.
+constexpr int kMostBeyond = 64;
+
+// The most tensor ranks that lie within nodes, and that constraints ask for.
+int MostTensor(const SearchSpace& space) {
+  const int within = space.least_devices_of_node;
+  return std::max(within <= kFewDevices ? kMostAcross : within,
+                  space.constraints.MostFixed("tp"));
+}
+
+}  // namespace
+
+std::vector<Strategy> UniformStrategies(const SearchSpace& space,
+                                        TensorRanks ranks) {
   std::vector<Strategy> strategies;
   const int devices = Devices(space);
   const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
-  const int most_tensor =
-      std::max(space.least_devices_of_node, space.constraints.MostFixed("tp"));
+  const bool beyond = ranks == TensorRanks::kBeyond;
+  const int least = beyond ? MostTensor(space) + 1 : 1;
   const int64_t experts = FewestExperts(space.index);
-  for (int tp : Divisors(devices, most_tensor)) {
+  for (int tp : Divisors(devices, beyond ? kMostBeyond : MostTensor(space))) {
+    if (tp < least) continue;
     for (int pp : Divisors(devices / tp, blocks)) {
       const int replicas = devices / tp / pp;
       for (const Share& share : Shares(space, experts, tp, replicas)) {

@@ -20,8 +20,9 @@ namespace tessera {
 std::vector<int> Divisors(int64_t n,
                           int64_t most = std::numeric_limits<int64_t>::max());
 
-// Uniform strategies that give valid plans: tensor parallelism within a node,
-// any pipeline, any split of experts, of sequences from 32,768 tokens on cuts
+// Uniform strategies that give valid plans: tensor parallelism within a node
+// (of nodes with one or two devices up to kMostAcross) or beyond that, any
+// pipeline, any split of experts, of sequences from 32,768 tokens on cuts
 // by context parallelism up to 16, microbatches of up to kMostSamples samples
 // on a replica, or of all where they have no sequences, every ZeRO stage where
 // there is data parallelism, sequence parallelism where there is tensor
@@ -29,7 +30,10 @@ std::vector<int> Divisors(int64_t n,
 // chunks that share out the layers evenly. In a fixed order whose beginnings
 // cover all of them evenly, for who runs out of time.
 inline constexpr int kMostSamples = 64;
-std::vector<Strategy> UniformStrategies(const SearchSpace& space);
+inline constexpr int kMostAcross = 8;
+enum class TensorRanks { kWithinNodes, kBeyond };
+std::vector<Strategy> UniformStrategies(
+    const SearchSpace& space, TensorRanks ranks = TensorRanks::kWithinNodes);
 
 // `strategy` with each possible number of samples in a microbatch, as above;
 // none where the replicas do not divide the batch.

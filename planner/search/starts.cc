@@ -1,14 +1,18 @@
 #include "planner/search/starts.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <iterator>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "planner/base/threads.h"
 #include "planner/search/action_orders.h"
 #include "planner/search/constraints.h"
 #include "planner/search/fit.h"
+#include "planner/search/ragged.h"
 #include "planner/search/sweep.h"
 #include "planner/search/textbook.h"
 #include "planner/search/unlike_stages.h"
@@ -29,6 +33,8 @@ constexpr double kOffloadEnd = 0.9;
 
 // Strategies that lack memory and are fitted by recomputation.
 constexpr size_t kMostFitted = 32;
+// Strategies that are looked at where there was no time for more.
+constexpr size_t kFewStrategies = 64;
 // Of the best plans, how many get orders of actions of their own.
 constexpr size_t kMostOrdered = 4;
 
@@ -110,7 +116,27 @@ std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
 }
 
 // Uniform plans that give operators what is fixed.
-constexpr size_t kMostGiving = 100;
+constexpr size_t kMostGiving = 300;
+
+// Plans of strategies that differ in more than microbatches and the schedule.
+std::vector<Plan> GivingPlans(const SearchSpace& space,
+                              const std::vector<Strategy>& strategies) {
+  std::vector<Plan> giving;
+  if (space.constraints.FixedNodes().empty()) return giving;
+  std::set<std::array<int, 9>> seen;
+  for (const Strategy& s : strategies) {
+    if (giving.size() == kMostGiving) break;
+    const std::array key = {s.dp,   s.tp,      s.pp,
+                            s.cp,   s.ep,      s.etp,
+                            s.zero, int{s.sp}, static_cast<int>(s.recompute)};
+    if (seen.contains(key)) continue;
+    auto plan = PlanFromStrategy(space.index, *space.cluster, s);
+    if (!plan) continue;
+    seen.insert(key);
+    giving.push_back(*std::move(plan));
+  }
+  return giving;
+}
 
 // `plan` with the operators of each fixed key placed as in a uniform plan on
 // the same devices that has the key; nothing where the constraints do not allow
@@ -122,29 +148,44 @@ std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
     return space.constraints.Violations(space.index, *space.cluster, of);
   };
   int broken = violations(plan);
+  // What a key may be of: how operators are split, whether their layer runs
+  // again, how their weights are stored.
+  enum class Part { kSplit, kAgain, kStored };
+  const Graph& graph = *space.index.graph;
+  const auto give = [&](const Plan& giver, NodeId node, Part part, Plan& to) {
+    OpPlacement& op = to.ops[node.index()];
+    switch (part) {
+      case Part::kSplit: {
+        const bool recompute = op.recompute;
+        op = giver.ops[node.index()];
+        op.recompute = recompute;
+        return;
+      }
+      case Part::kAgain:
+        for (NodeId of_layer :
+             space.index
+                 .nodes_of_block[static_cast<size_t>(graph.node(node).block)]) {
+          to.ops[of_layer.index()].recompute =
+              giver.ops[of_layer.index()].recompute;
+        }
+        return;
+      case Part::kStored:
+        for (TensorId operand : graph.node(node).operands) {
+          const int weight = space.weight_of_tensor[operand.index()];
+          if (weight < 0) continue;
+          to.weights[static_cast<size_t>(weight)] =
+              giver.weights[static_cast<size_t>(weight)];
+        }
+    }
+  };
   for (const auto& nodes : space.constraints.FixedNodes()) {
-    // The key is of how they are split, or of whether their layer runs again.
-    for (const bool again : {false, true}) {
+    for (const Part part : {Part::kSplit, Part::kAgain, Part::kStored}) {
       for (const Plan& giver : uniform) {
         if (broken == 0) return plan;
         if (stop()) return std::nullopt;
         if (!std::ranges::equal(plan.groups, giver.groups, SameMesh)) continue;
         Plan spliced = plan;
-        for (NodeId node : nodes) {
-          OpPlacement& op = spliced.ops[node.index()];
-          if (!again) {
-            const bool recompute = op.recompute;
-            op = giver.ops[node.index()];
-            op.recompute = recompute;
-            continue;
-          }
-          const int block = space.index.graph->node(node).block;
-          for (NodeId of_layer :
-               space.index.nodes_of_block[static_cast<size_t>(block)]) {
-            spliced.ops[of_layer.index()].recompute =
-                giver.ops[of_layer.index()].recompute;
-          }
-        }
+        for (NodeId node : nodes) give(giver, node, part, spliced);
         if (!MakeCanonical(space, spliced)) continue;
         const int then = violations(spliced);
         if (then >= broken) continue;
@@ -201,14 +242,13 @@ std::vector<Plan> Ranked(const SearchSpace& space,
 // costs time.
 std::vector<Plan> Repeated(const SearchSpace& space) {
   std::vector<Plan> repeated;
-  auto plan = PlanFromStrategy(space.index, *space.cluster, Strategy());
-  if (!plan) return repeated;
-  for (OpPlacement& op : plan->ops) op.axes = {};
+  Plan plan = DataParallelPlan(space);
+  for (OpPlacement& op : plan.ops) op.axes = {};
   const int64_t batch = space.index.graph->global_batch;
   for (int64_t m = 1; m <= std::min<int64_t>(batch, kMostMicrobatches); ++m) {
     if (batch % m != 0) continue;
-    plan->microbatches = static_cast<int>(m);
-    Plan canonical = *plan;
+    plan.microbatches = static_cast<int>(m);
+    Plan canonical = plan;
     if (MakeCanonical(space, canonical) && Allowed(space, canonical)) {
       repeated.push_back(std::move(canonical));
     }
@@ -229,7 +269,7 @@ Error NothingValid(const SearchSpace& space, bool in_time) {
   return InvalidInput(
       what + (why ? std::string()
                   : "; data parallelism: " + why.error().ToString() +
-                        "; pipelines of unlike stages: none that fits"),
+                        "; pipelines of unlike stages: none"),
       "search");
 }
 
@@ -251,7 +291,10 @@ class StartFinder {
     AddBaselines();
     AddGiven();
     AddRepeated();
+    AddRagged();
     SweepUniform();
+    TakeAny();
+    SweepBeyond();
     if (!starts_.ranked.empty()) {
       ReserveAnswer(options_, starts_.ranked[0], clock_);
     }
@@ -309,13 +352,7 @@ class StartFinder {
   void AddBaselines() {
     starts_.all_baselines =
         Baselines(space_, objective_, threads_, After(kBaselinesEnd));
-    std::vector<Plan> giving;
-    for (const Strategy& strategy : strategies_) {
-      if (space_.constraints.FixedNodes().empty()) break;
-      if (giving.size() == kMostGiving) break;
-      auto plan = PlanFromStrategy(space_.index, *space_.cluster, strategy);
-      if (plan) giving.push_back(*std::move(plan));
-    }
+    const std::vector<Plan> giving = GivingPlans(space_, strategies_);
     for (const Baseline& baseline : starts_.all_baselines) {
       if (Allowed(space_, baseline.plan)) {
         starts_.priced.push_back({baseline.plan, baseline.evaluation});
@@ -350,6 +387,12 @@ class StartFinder {
     }
   }
 
+  void AddRagged() {
+    std::vector<FoundPlan> ragged =
+        RaggedPlans(space_, objective_, After(kBaselinesEnd));
+    std::ranges::move(ragged, std::back_inserter(starts_.priced));
+  }
+
   // Several strategies may give one plan: then more of them are needed.
   void SweepUniform() {
     for (size_t count = count_;; count *= 2) {
@@ -369,6 +412,45 @@ class StartFinder {
       }
       if (all || starts_.ranked.size() == count_) break;
     }
+  }
+
+  // A time limit may have ended the sweep before it priced any: the first that
+  // fits, or else what lacks least of those that there is time for.
+  void TakeAny() {
+    if (!starts_.ranked.empty()) return;
+    std::optional<Candidate> best;
+    for (size_t i = 0; i < std::min(kFewStrategies, strategies_.size()); ++i) {
+      if (best && (best->score.feasible || clock_.StoppedOrPast(kStartEnd))) {
+        break;
+      }
+      const auto score = allowed_.EvaluateUniform(space_.index, *space_.cluster,
+                                                  strategies_[i]);
+      if (!score || (best && !Better(*score, best->score))) continue;
+      best = {strategies_[i], *score};
+    }
+    if (best) Take(*best);
+  }
+
+  // Where nothing fits, layers that are split over several nodes.
+  void SweepBeyond() {
+    const Score before = ScoreOfBest();
+    if (before.feasible) return;
+    const std::vector<Strategy> beyond =
+        UniformStrategies(space_, TensorRanks::kBeyond);
+    const bool none = starts_.ranked.empty();
+    const SweepResult swept = SweepOf(beyond, count_);
+    starts_.uniform_strategies += swept.bounded;
+    for (size_t i = swept.best.size(); i-- > 0;) {
+      if (none || Better(swept.best[i].score, before)) Take(swept.best[i]);
+    }
+    strategies_.insert(strategies_.end(), beyond.begin(), beyond.end());
+  }
+
+  // A uniform strategy that is better than all before.
+  void Take(const Candidate& found) {
+    uniform_.insert(uniform_.begin(), found.strategy);
+    PutFirst(PlanOf(found.strategy));
+    starts_.uniform = Priced(starts_.ranked[0]);
   }
 
   // What would be faster and fits once some of it runs again.
@@ -433,18 +515,23 @@ class StartFinder {
     }
   }
 
-  // Where nothing fits, what does once state leaves the devices. What was
-  // priced before is remembered.
+  // Where nothing fits, what does once state leaves the devices, or else lacks
+  // less. What was priced before is remembered.
   void Offload(double end) {
-    if (ScoreOfBest().feasible) return;
+    const Score before = ScoreOfBest();
+    if (before.feasible) return;
+    std::optional<Candidate> least;
     for (const Approach& approach : Approaches()) {
       if (!approach.offloads) continue;
       const auto best =
           BestOf(approach, space_, allowed_, threads_, After(end));
-      if (!best || !best->score.feasible) continue;
-      starts_.ranked.insert(starts_.ranked.begin(), PlanOf(best->strategy));
-      break;
+      if (!best || (least && !Better(best->score, least->score))) continue;
+      least = best;
+      if (least->score.feasible) break;
     }
+    if (!least) return;
+    if (!starts_.ranked.empty() && !Better(least->score, before)) return;
+    starts_.ranked.insert(starts_.ranked.begin(), PlanOf(least->strategy));
   }
 
   const SearchSpace& space_;
@@ -454,7 +541,7 @@ class StartFinder {
   const AllowedObjective allowed_;
   const int threads_;
   const size_t count_;  // of chains, and so of starts
-  const std::vector<Strategy> strategies_;
+  std::vector<Strategy> strategies_;
   // The best, in order; behind them the best with a pipeline or without.
   std::vector<Strategy> uniform_;
   Starts starts_;

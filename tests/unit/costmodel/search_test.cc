@@ -10,6 +10,7 @@
 #include "planner/search/experts.h"
 #include "planner/search/fit.h"
 #include "planner/search/mcmc.h"
+#include "planner/search/ragged.h"
 #include "planner/search/sweep.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
@@ -268,6 +269,106 @@ TEST(UniformStrategies, DoWhatIsFixed) {
   ASSERT_TRUE(result.has_value()) << result.error().ToString();
   EXPECT_EQ(space.constraints.Violations(space.index, cluster, result->best),
             0);
+}
+
+// A batch of one sample on nodes of one device: layers have to be split over
+// the network.
+TEST(UniformStrategies, SplitLayersOverSmallNodes) {
+  const Graph graph = Gpt2(1);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:8x1").value();
+  const SearchSpace space(graph, cluster);
+  EXPECT_TRUE(std::ranges::any_of(UniformStrategies(space),
+                                  [](const Strategy& s) { return s.tp == 8; }));
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  SearchOptions options;
+  options.proposals = 8;
+  options.time_limit = 0;
+  const auto result = Search(space, evaluator, options);
+  ASSERT_TRUE(result.has_value()) << result.error().ToString();
+  EXPECT_TRUE(result->evaluation.feasible());
+}
+
+// Of larger nodes apart: where nothing else fits.
+TEST(UniformStrategies, SplitLayersBeyondNodesWhereAsked) {
+  const Graph graph = Gpt2(1);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:4x4").value();
+  const SearchSpace space(graph, cluster);
+  const auto within = UniformStrategies(space);
+  const auto beyond = UniformStrategies(space, TensorRanks::kBeyond);
+  EXPECT_TRUE(
+      std::ranges::all_of(within, [](const Strategy& s) { return s.tp <= 4; }));
+  EXPECT_FALSE(beyond.empty());
+  EXPECT_TRUE(std::ranges::all_of(
+      beyond, [](const Strategy& s) { return s.tp == 8 || s.tp == 16; }));
+}
+
+// 13 samples on 5 devices: three have one more than the other two.
+TEST(RaggedPlans, AreDataParallel) {
+  const Graph graph = Gpt2(13);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x5").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const auto never = [] { return false; };
+  const auto plans = RaggedPlans(space, evaluator, never);
+  ASSERT_EQ(plans.size(), 3U);  // of ZeRO stages
+  for (const FoundPlan& found : plans) {
+    EXPECT_TRUE(Validate(graph, cluster, found.plan).empty());
+    EXPECT_TRUE(found.evaluation.feasible());
+    EXPECT_EQ(found.plan.microbatches, 1);
+    EXPECT_EQ(found.evaluation, evaluator.Evaluate(found.plan));
+  }
+  EXPECT_EQ(plans[2].plan.weights[0].zero_stage, 3);
+  SearchOptions options;
+  options.proposals = 8;
+  options.time_limit = 0;
+  const SearchResult result = Search(space, evaluator, options).value();
+  EXPECT_FALSE(Better(plans[0].evaluation, result.evaluation));
+
+  const Graph divided = Gpt2(15);
+  EXPECT_TRUE(RaggedPlans(SearchSpace(divided, cluster),
+                          Evaluator(divided, cluster, nullptr, {}), never)
+                  .empty());
+  const Graph few = Gpt2(3);
+  EXPECT_TRUE(RaggedPlans(SearchSpace(few, cluster),
+                          Evaluator(few, cluster, nullptr, {}), never)
+                  .empty());
+}
+
+// No uniform plan has two stages.
+TEST(Search, StartsWithTwoZeroStagesThatAreFixed) {
+  const Graph graph = Gpt2(16);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
+  SearchSpace space(graph, cluster);
+  space.constraints = Constraints::Make(space.index, cluster,
+                                        {.fix = {{.text = "h.*.attn.*=zero:3"},
+                                                 {.text = "h.*.mlp.*=zero:1"}}})
+                          .value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  SearchOptions options;
+  options.proposals = 8;
+  options.time_limit = 0;
+  const auto result = Search(space, evaluator, options);
+  ASSERT_TRUE(result.has_value()) << result.error().ToString();
+  EXPECT_EQ(space.constraints.Violations(space.index, cluster, result->best),
+            0);
+}
+
+// What was simulated is not simulated again.
+TEST(Evaluator, RemembersWhatItSimulated) {
+  const Graph graph = Gpt2(4);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x1").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Plan plan = Uniform(space, "mbs=1,offload=optimizer:host");
+  const Evaluation first = evaluator.Evaluate(plan);
+  EXPECT_EQ(evaluator.simulated(), 1);
+  EXPECT_EQ(evaluator.Evaluate(plan), first);
+  EXPECT_EQ(evaluator.simulated(), 1);
+  // The hash does not see the prefetch depth; the plan does.
+  Plan other = plan;
+  other.prefetch = 2;
+  evaluator.Evaluate(other);
+  EXPECT_EQ(evaluator.simulated(), 2);
 }
 
 // One operator is more than no operator.

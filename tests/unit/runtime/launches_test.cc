@@ -28,6 +28,8 @@ namespace {
 // those of the optimizer take lists, as CUDA's do.
 class CountingDevice : public QueueDevice {
  public:
+  static constexpr int64_t kTick = 3000;  // picoseconds
+
   explicit CountingDevice(bool lists, bool fuses = false) {
     for (const Kernel& kernel : CpuKernels()) {
       kernels_.push_back(kernel);
@@ -79,7 +81,10 @@ class CountingDevice : public QueueDevice {
   void UseQueue(int) override {}
   void Mark(int) override {}
   void Await(int) override {}
-  Result<Duration> Between(int, int) override { return Duration{}; }
+  // The time of a mark is its number.
+  Result<Duration> Between(int first, int second) override {
+    return Duration{kTick * (second - first)};
+  }
   void EnqueueWrite(void*, const void*, Bytes) override {}
   void EnqueueRead(void*, const void*, Bytes) override {}
   Result<void> Pin(void*, Bytes) override { return {}; }
@@ -240,6 +245,36 @@ TEST_F(Gpt2Step, WhatIsFusedIsOneLaunch) {
   EXPECT_EQ(after["linear_dx"], before["linear_dx"] - kLayers - 2 * kLayers);
   EXPECT_EQ(after["adamw+cast"], kBlocks);
   EXPECT_EQ(FusedOf(after), FusedByCostModel(kBlocks));
+}
+
+// Three tasks that one product does have a third of its time each, one after
+// the other.
+TEST_F(Gpt2Step, TasksOfOneProductShareItsTime) {
+  CountingDevice fused(true, /*fuses=*/true);
+  const auto timeline = Executor(fused)->Run(tasks_);
+  ASSERT_TRUE(timeline.has_value());
+  std::vector<Span> spans;
+  size_t last = 0;
+  for (size_t i = 0; i < timeline->spans.size(); ++i) {
+    const Span& span = timeline->spans[i];
+    if (tasks_.task(span.task).kernel != "linear_dx" ||
+        NameOf(tasks_, graph_, span.task).find("h.0.attn.c_attn") ==
+            std::string::npos) {
+      continue;
+    }
+    spans.push_back(span);
+    last = i;
+  }
+  ASSERT_EQ(spans.size(), 3U);
+  std::ranges::sort(spans, {}, &Span::start);
+  EXPECT_EQ(spans[0].start, timeline->spans[last - 1].end);
+  EXPECT_EQ(spans[0].end, spans[1].start);
+  EXPECT_EQ(spans[1].end, spans[2].start);
+  // From the end of the job before, whose mark is two less.
+  for (const Span& span : spans) {
+    EXPECT_EQ(span.end - span.start, Duration{2 * CountingDevice::kTick / 3});
+  }
+  EXPECT_EQ(spans[2].end, timeline->spans[last + 1].start);
 }
 
 class Gpt2StepWithoutDropout : public Gpt2Step {
