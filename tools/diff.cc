@@ -106,11 +106,13 @@ Result<int> RunDiff(const Options& options) {
   TESSERA_TRY(const Side b, ReadSide(options, inputs, evaluator, 1));
   for (const Side* side : {&a, &b}) WarnOfIdle(side->plan, inputs, side->path);
   PrintWarnings(inputs);
-  const auto changes =
-      ChangesBetween(space.index, inputs.cluster, a.plan, b.plan);
+  const bool equal =
+      ChangesBetween(space.index, inputs.cluster, a.plan, b.plan).empty();
+  const auto changes = NamedChanges(space, a.plan, b.plan);
   if (options.json) {
     std::cout << Json::Object({{"a", SideJson(inputs, space, a)},
                                {"b", SideJson(inputs, space, b)},
+                               {"equal", equal},
                                {"changes", ChangesJson(changes)}})
                      .ToString()
               << "\n";
@@ -129,7 +131,10 @@ Result<int> RunDiff(const Options& options) {
     std::cout << change.what << "\n  a: " << Wrap(change.from, 5)
               << "\n  b: " << Wrap(change.to, 5) << "\n";
   }
-  if (changes.empty()) std::cout << "the plans are equal\n";
+  if (changes.empty()) {
+    std::cout << (equal ? "the plans are equal\n"
+                        : "the plans differ in nothing that has a name\n");
+  }
   std::cout << "\n" << CostTable(a, b);
   return 0;
 }

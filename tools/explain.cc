@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <utility>
@@ -62,26 +63,35 @@ std::string CostText(const Score& score, const Score& own) {
                ? "does not fit, by " + FormatBytes(score.overflow)
                : "cannot run";
   }
+  // More or less time than what cannot run says nothing.
+  if (!own.feasible) return "fits (" + FormatTime(score.step_time) + ")";
   return ChangeText(score.step_time.seconds(), own.step_time.seconds()) + " (" +
          FormatTime(score.step_time) + ")";
 }
 
-// Costs are over the plan's; where the plan is not uniform, what is better than
-// the nearest uniform one, by which the decisions are named, is said to be.
+// How an alternative stands to the uniform plan that it is one of. Where that
+// is not the plan itself, which costs are over, the words say so.
+std::string_view KindText(const Score& other, const Score& own,
+                          const Score& nearest) {
+  const bool equal = other.feasible && nearest.feasible &&
+                     ChangeText(other.step_time.seconds(),
+                                nearest.step_time.seconds()) == "equal";
+  if (equal || !Better(other, nearest)) return ". Otherwise ";
+  if (!other.feasible) return ". Nearer to fitting: ";
+  if (nearest == own) return ". Better: ";
+  return nearest.feasible ? ". Better than that uniform plan: "
+                          : ". Fits, unlike that uniform plan: ";
+}
+
+// Costs are over the plan's.
 std::string DecisionText(const Decision& decision, const Score& own,
                          const Score& nearest) {
-  const std::string_view better =
-      nearest == own ? ". Better: " : ". Better than that uniform plan: ";
   std::string text = std::string(decision.name) + ": " + decision.chosen;
   const size_t shown = std::min(kMostShown, decision.alternatives.size());
   std::string_view last;
   for (size_t i = 0; i < shown; ++i) {
     const Alternative& other = decision.alternatives[i];
-    const bool equal = other.score.feasible && nearest.feasible &&
-                       ChangeText(other.score.step_time.seconds(),
-                                  nearest.step_time.seconds()) == "equal";
-    const std::string_view kind =
-        !equal && Better(other.score, nearest) ? better : ". Otherwise ";
+    const std::string_view kind = KindText(other.score, own, nearest);
     text += (kind == last ? "; " : std::string(kind)) + other.choice + " " +
             CostText(other.score, own);
     last = kind;
@@ -131,7 +141,6 @@ std::string OnlyIn(const std::string& text, const std::string& other) {
 std::string ChangesText(const std::vector<PlanDifference>& changes) {
   if (changes.empty()) return "";
   const PlanDifference& first = changes[0];
-  if (first.what == "details") return "details";
   std::string now = OnlyIn(first.to, first.from);
   if (now.empty()) now = "without " + OnlyIn(first.from, first.to);
   std::string text = first.what + " to " + now;
@@ -141,7 +150,12 @@ std::string ChangesText(const std::vector<PlanDifference>& changes) {
   return text;
 }
 
-// Parts of the step by what they wait for, largest first.
+constexpr std::string_view kUnexplained = "unexplained";
+// Shares that are shown as 0.0 %.
+constexpr double kNoShare = 0.0005;
+
+// Parts of the step by what they wait for, largest first, and the rest. They
+// add up to 1.
 std::vector<std::pair<std::string, double>> BindingParts(
     const Prediction& prediction) {
   std::vector<std::pair<std::string, double>> parts;
@@ -156,9 +170,12 @@ std::vector<std::pair<std::string, double>> BindingParts(
     if (part == parts.end()) part = parts.insert(parts.end(), {name, 0});
     part->second += e.value * (1 - bubble);
   }
-  std::erase_if(parts, [](const auto& part) { return part.second < 0.0005; });
+  std::erase_if(parts, [](const auto& part) { return part.second < kNoShare; });
   std::ranges::stable_sort(
       parts, [](const auto& a, const auto& b) { return a.second > b.second; });
+  double rest = 1;
+  for (const auto& [name, share] : parts) rest -= share;
+  parts.emplace_back(kUnexplained, rest);
   return parts;
 }
 
@@ -166,13 +183,16 @@ std::string SharesText(
     const std::vector<std::pair<std::string, double>>& parts) {
   std::string text;
   for (const auto& [name, share] : parts) {
+    if (std::abs(share) < kNoShare) continue;
     text += (text.empty() ? "" : ", ") + name + " " + FormatPercent(share);
   }
   return text;
 }
 
 std::string BindsText(const Prediction& prediction) {
-  std::string text = "what binds: " + prediction.bottleneck;
+  std::string text =
+      "what binds: " + (prediction.bottleneck.empty() ? "nothing, it cannot run"
+                                                      : prediction.bottleneck);
   if (prediction.evaluation.feasible()) {
     text += ", " + FormatPercent(prediction.bottleneck_share) + " of the step";
   }
@@ -206,32 +226,49 @@ std::string BindsText(const Prediction& prediction) {
   return out;
 }
 
+// What alternatives are priced as, and the time of the plan itself where that
+// is another one than the simulator's.
+std::string BasisText(const Explanation& e) {
+  const std::string time = FormatTime(e.own.step_time);
+  return time == FormatTime(e.prediction.evaluation.step_time)
+             ? "links not shared"
+             : "links not shared: the plan takes " + time;
+}
+
 std::string DecisionsHeading(const Explanation& e) {
   std::string out =
-      "\ndecisions, each with all else equal (data parallelism makes up the "
-      "devices, the\nmicrobatch is chosen anew; links not shared)\n";
+      "\n" +
+      Wrap(
+          "decisions, each with all else equal (data parallelism makes up the "
+          "devices, the microbatch is chosen anew; " +
+              BasisText(e) + ")",
+          0) +
+      "\n";
   if (e.nearest_score) {
     out += "  " +
            Wrap("of the nearest uniform plan, " + ToString(*e.nearest) + ": " +
-                    CostText(*e.nearest_score, e.own),
+                    CostText(*e.nearest_score, e.own) +
+                    (e.own.feasible
+                         ? "; changes are over the plan, not over this one"
+                         : ""),
                 4) +
            "\n";
   }
   return out;
 }
 
-std::string NeighboursText(const SearchSpace& space, const Plan& plan,
-                           const Explanation& e) {
+std::string NeighboursText(const Explanation& e) {
   if (e.neighbours.empty()) return "";
   std::string out =
-      "\nnearest other plans, by the search's moves (links not shared)\n";
+      "\n" +
+      Wrap("nearest other plans, by the search's moves (" + BasisText(e) + ")",
+           0) +
+      "\n";
   for (const Neighbour& neighbour : e.neighbours) {
-    const auto changes =
-        ChangesBetween(space.index, *space.cluster, plan, neighbour.plan);
     out += "  " +
            Wrap(std::string(neighbour.move->name) + " " +
                     CostText(ScoreOf(neighbour.evaluation), e.own) + ": " +
-                    ChangesText(changes),
+                    ChangesText(neighbour.changes),
                 4) +
            "\n";
   }
@@ -259,8 +296,7 @@ Json ScoreJson(const Score& score) {
                        {"lacks_bytes", score.overflow.value}});
 }
 
-Json ExplainJson(const Inputs& inputs, const SearchSpace& space,
-                 const Plan& plan, const Explanation& e) {
+Json ExplainJson(const Inputs& inputs, const Plan& plan, const Explanation& e) {
   Json json =
       StepJson(inputs.graph, inputs.cluster, plan, e.prediction.evaluation);
   json.Set("name", e.name);
@@ -272,6 +308,8 @@ Json ExplainJson(const Inputs& inputs, const SearchSpace& space,
     binds.Set(name, share);
   }
   json.Set("binds", std::move(binds));
+  // What decisions and neighbours are to be compared with.
+  json.Set("unshared_step_time_s", e.own.step_time.seconds());
   if (e.nearest_score) {
     Json nearest = ScoreJson(*e.nearest_score);
     nearest.Set("strategy", ToString(*e.nearest));
@@ -292,9 +330,7 @@ Json ExplainJson(const Inputs& inputs, const SearchSpace& space,
              Json other = Json::Object(
                  {{"move", n.move->name}, {"candidates", n.candidates}});
              other.Extend(ScoreJson(ScoreOf(n.evaluation)));
-             return other.Set("changes",
-                              ChangesJson(ChangesBetween(
-                                  space.index, inputs.cluster, plan, n.plan)));
+             return other.Set("changes", ChangesJson(n.changes));
            }));
   return json;
 }
@@ -365,11 +401,11 @@ Result<int> RunExplain(const Options& options) {
     e.neighbours =
         NeighboursOf(space, evaluator, plan, kDraws, options.seed, stop);
     e.complete = e.complete && !stop();
-    say(NeighboursText(space, plan, e));
+    say(NeighboursText(e));
   }
   say(EndText(e));
   if (options.json) {
-    std::cout << ExplainJson(inputs, space, plan, e).ToString() << "\n";
+    std::cout << ExplainJson(inputs, plan, e).ToString() << "\n";
   }
   if (interrupted) {
     return Error{ErrorCode::kInterrupted, "interrupted; what was done is above",

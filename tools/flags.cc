@@ -285,7 +285,9 @@ std::span<const Flag> Flags() {
       {"--json", "", "print one JSON object on standard output", SetJson},
       {"--time-limit", "SECONDS",
        "time to work (search: 10, without end where --proposals is given; "
-       "explain: 10; profile: 60)",
+       "explain: 10, for alternatives, once the plan itself is priced, or for "
+       "the search of --which-strategy, once the textbook's answers are; "
+       "profile: 60)",
        SetTimeLimit},
       {"--proposals", "N", "proposals of all chains together", SetProposals},
       {"--chains", "N", "chains, whatever the cores (default: 8)",

@@ -343,12 +343,17 @@ std::span<const Verb> Verbs() {
       {"explain",
        "say why a plan is as it is",
        "Prints what a practitioner calls the plan, its layers, what binds the "
-       "step (compute, a class of links, the pipeline's bubble, memory), and "
+       "step (compute, a class of links, the pipeline's bubble, memory "
+       "bandwidth, or the memory capacity that it lacks), and "
        "for each decision what the next best choices would cost, all else "
-       "equal, each as soon as it is known, until --time-limit. Without a plan "
+       "equal, each as soon as it is known. --time-limit limits the pricing of "
+       "these choices, after the plan itself is priced, however long that "
+       "takes. Without a plan "
        "or strategy it is data parallelism. With "
        "--which-strategy it prints what the textbook advises for the model and "
-       "cluster, and what a search finds. docs/search.md explains it.",
+       "cluster, and what a search finds, which --time-limit then limits. The "
+       "exit code is 3 where the plan does not fit. docs/search.md explains "
+       "it.",
        "tessera explain --model zoo:gpt2-xl --cluster dgx-a100-80gb:4 "
        "--global-batch 512 --seq-len 1024 --strategy dp=4,tp=8,mbs=4",
        "",

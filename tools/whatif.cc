@@ -145,13 +145,16 @@ Result<std::optional<Plan>> ReadPlanFor(const Options& options,
   return std::optional(std::move(plan));
 }
 
+int QuestionsOf(const Options& options) {
+  return (options.scaling_limit > 0 ? 1 : 0) +
+         (options.cheapest.empty() ? 0 : 1) + (options.fit ? 1 : 0);
+}
+
 Result<void> CheckFlags(const Options& options) {
   if (options.json && options.csv) {
     return InvalidInput("give --json or --csv, not both", "--csv");
   }
-  const int questions = (options.scaling_limit > 0 ? 1 : 0) +
-                        (options.cheapest.empty() ? 0 : 1) +
-                        (options.fit ? 1 : 0);
+  const int questions = QuestionsOf(options);
   if (options.csv && questions + (options.vary.empty() ? 0 : 1) > 1) {
     return InvalidInput(
         "prints one table: expected one of --vary, --scaling-limit, "
@@ -271,6 +274,21 @@ class ProgressLines {
       std::chrono::steady_clock::now() + kBetween;
 };
 
+// What cannot be laid out is an answer in a cell of many. Where there is
+// nothing else it is bad input.
+Error AsInput(Error error) {
+  if (error.code == ErrorCode::kInfeasible) {
+    return InvalidInput(error.message, "whatif");
+  }
+  return error;
+}
+
+// Whether none of the cells runs, nor does any not fit.
+bool NoneLaidOut(const std::vector<const Cell*>& cells) {
+  return std::ranges::all_of(
+      cells, [](const Cell* cell) { return cell->done && !cell->prediction; });
+}
+
 std::string CommandText(const Options& options) {
   std::string text = "tessera";
   for (const std::string& word : options.arguments) {
@@ -329,21 +347,25 @@ Result<int> RunWhatif(const Options& options) {
   result.days = options.days;
   result.scaling_limit = options.scaling_limit;
   result.weak = options.scaling == "weak";
-  const bool asks =
-      options.scaling_limit > 0 || !options.cheapest.empty() || options.fit;
+  const bool asks = QuestionsOf(options) > 0;
+  // What has no other answer beside it.
+  const bool alone = QuestionsOf(options) == 1 && axes.empty();
   if (!asks || !axes.empty()) {
     TESSERA_TRY(result.cells, RunGrid(scenario, axes, grid, models));
     // Nothing runs: the first reason is the answer.
-    const bool none = std::ranges::all_of(result.cells, [](const Cell& cell) {
-      return cell.done && !cell.prediction;
-    });
-    if (none) return InvalidInput(result.cells.front().problem, "whatif");
+    std::vector<const Cell*> all;
+    for (const Cell& cell : result.cells) all.push_back(&cell);
+    if (NoneLaidOut(all)) {
+      return InvalidInput(all.front()->problem, "whatif");
+    }
     written = WritePlans(options, result.cells);
   }
   if (options.jitter > 0) {
-    TESSERA_TRY(Case base, MakeCase(scenario, models));
-    TESSERA_TRY(const Plan shaken, PlanForCell(base, grid));
-    result.jitter = JitterOf(base, shaken, grid.predict,
+    auto base = MakeCase(scenario, models);
+    if (!base) return AsInput(base.error());
+    const auto shaken = PlanForCell(*base, grid);
+    if (!shaken) return AsInput(shaken.error());
+    result.jitter = JitterOf(*base, *shaken, grid.predict,
                              {options.jitter, options.samples, options.seed});
   }
   if (options.scaling_limit > 0) {
@@ -351,16 +373,31 @@ Result<int> RunWhatif(const Options& options) {
                                           {.efficiency = options.scaling_limit,
                                            .weak = result.weak},
                                           grid, models));
+    const auto& points = result.scaling->points;
+    if (alone && !points.empty() && NoneLaidOut({&points.front().cell})) {
+      return InvalidInput(points.front().cell.problem, "whatif");
+    }
   }
   if (!options.cheapest.empty()) {
     GridOptions own = grid;
     if (!options.strategy && options.plan.empty()) own.replan = replan;
     TESSERA_TRY(result.cheapest, CheapestOf(scenario, Words(options.cheapest),
                                             options.days, own, models));
+    std::vector<const Cell*> all;
+    for (const Offer& offer : result.cheapest->offers) {
+      all.push_back(&offer.cell);
+    }
+    if (alone && NoneLaidOut(all)) {
+      const Offer& first = result.cheapest->offers.front();
+      return InvalidInput(first.cluster + ": " + first.refused, "whatif");
+    }
   }
   if (options.fit) {
-    TESSERA_TRY(Case base, MakeCase(scenario, models));
-    TESSERA_TRY(result.fit, FitOf(std::move(base), grid));
+    auto base = MakeCase(scenario, models);
+    if (!base) return AsInput(base.error());
+    auto fit = FitOf(*std::move(base), grid);
+    if (!fit) return AsInput(fit.error());
+    result.fit = *std::move(fit);
   }
   result.interrupted = grid.predict.watch.stopped();
 

@@ -362,12 +362,12 @@ std::string CellTable(const WhatifResult& result) {
     add(FormatCount(p.tokens_per_s));
     add(FormatPercent(p.mfu));
     add(FormatBytes(p.memory) + " of " + FormatBytes(p.capacity));
-    if (p.bottleneck.empty()) {
-      add("-");
-    } else if (p.evaluation.feasible()) {
-      add(p.bottleneck + " " + FormatPercent(p.bottleneck_share));
-    } else {
+    if (!p.evaluation.feasible()) {
       out += "<td class=\"no\">" + Escaped(ProblemText(cell)) + "</td>";
+    } else if (p.bottleneck.empty()) {
+      add("-");
+    } else {
+      add(p.bottleneck + " " + FormatPercent(p.bottleneck_share));
     }
     add(p.usd_per_hour ? FormatNumber(*p.usd_per_hour / 3600 * StepSeconds(p))
                        : "-");

@@ -30,6 +30,7 @@ struct Answer {
   const Approach* approach = nullptr;
   bool advised = false;
   std::optional<Candidate> best;
+  std::string impossible;  // why there is no plan of it
 };
 
 struct Comparison {
@@ -102,7 +103,9 @@ std::string SituationText(const Comparison& c) {
 std::string Verdict(const Comparison& c) {
   if (!c.evaluation.feasible()) return "nothing that fits was found";
   const Answer* best = c.BestAdvised();
-  if (best == nullptr) return "none of the textbook's answers fits";
+  if (best == nullptr) {
+    return "none of the textbook's answers is possible and fits";
+  }
   const double found = c.evaluation.step_time.seconds();
   const double textbook = best->best->score.step_time.seconds();
   std::string text = "the textbook's answer, " +
@@ -118,6 +121,26 @@ std::string Verdict(const Comparison& c) {
                       FormatPercent(band.median) + "): they differ";
   }
   return text;
+}
+
+// A line for each reason why answers have no plan.
+std::string ImpossibleText(const std::vector<Answer>& answers) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (const Answer& answer : answers) {
+    if (answer.impossible.empty()) continue;
+    const auto known = std::ranges::find(
+        lines, answer.impossible, &std::pair<std::string, std::string>::first);
+    if (known == lines.end()) {
+      lines.emplace_back(answer.impossible, answer.approach->name);
+    } else {
+      known->second += ", " + std::string(answer.approach->name);
+    }
+  }
+  std::string out;
+  for (const auto& [why, names] : lines) {
+    out += "  " + Wrap("not possible: " + names + " (" + why + ")", 4) + "\n";
+  }
+  return out;
 }
 
 std::string ComparisonText(const Comparison& c) {
@@ -140,17 +163,24 @@ std::string ComparisonText(const Comparison& c) {
       {"  answer", "its best strategy",
        c.shares_links ? "step time" : "links not shared", "to the plan"}};
   for (const Answer& answer : c.answers) {
-    if (!answer.best) continue;
+    const std::string name =
+        (answer.advised ? "> " : "  ") + std::string(answer.approach->name);
+    if (!answer.best) {
+      // Without a reason Ctrl-C came first.
+      if (!answer.impossible.empty()) {
+        rows.push_back({name, "-", "-", "not possible"});
+      }
+      continue;
+    }
     const Score& score = answer.best->score;
     rows.push_back(
-        {(answer.advised ? "> " : "  ") + std::string(answer.approach->name),
-         ToString(answer.best->strategy), FormatTime(score.step_time),
+        {name, ToString(answer.best->strategy), FormatTime(score.step_time),
          !score.feasible ? "does not fit"
          : found.feasible
              ? ChangeText(score.step_time.seconds(), found.step_time.seconds())
              : "-"});
   }
-  out += FormatTable(rows);
+  out += FormatTable(rows) + ImpossibleText(c.answers);
   out += "\n" +
          Wrap(std::string(c.searched ? "the search found" : "the given plan") +
                   ": " + c.name,
@@ -193,17 +223,20 @@ Json ComparisonJson(const Comparison& c) {
                                                           return Json(a);
                                                         })}});
                                   })},
-       {"answers", Json::ArrayOf(c.answers,
-                                 [](const Answer& answer) {
-                                   Json json = Json::Object(
-                                       {{"answer", answer.approach->name},
-                                        {"advised", answer.advised}});
-                                   if (!answer.best) return json;
-                                   json.Extend(ScoreFields(answer.best->score));
-                                   return json.Set(
-                                       "strategy",
-                                       ToString(answer.best->strategy));
-                                 })},
+       {"answers",
+        Json::ArrayOf(c.answers,
+                      [](const Answer& answer) {
+                        Json json =
+                            Json::Object({{"answer", answer.approach->name},
+                                          {"advised", answer.advised}});
+                        if (!answer.impossible.empty()) {
+                          json.Set("not_possible", answer.impossible);
+                        }
+                        if (!answer.best) return json;
+                        json.Extend(ScoreFields(answer.best->score));
+                        return json.Set("strategy",
+                                        ToString(answer.best->strategy));
+                      })},
        {"found", std::move(found)},
        {"shared_links", c.shares_links},
        {"best_advised", best == nullptr ? Json() : Json(best->approach->name)},
@@ -269,6 +302,7 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
                      c.advice->approaches.end();
     if (approach.offloads && !answer.advised) continue;
     answer.best = BestOf(approach, space, evaluator, threads, stop);
+    if (!answer.best && !stop()) answer.impossible = WhyNone(approach, space);
     c.answers.push_back(std::move(answer));
   }
   // The best plan of each answer, then what may be the answer here.

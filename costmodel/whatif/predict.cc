@@ -43,12 +43,18 @@ double MtbfOf(const Cluster& cluster) {
   return 1 / rate;
 }
 
+// What a plan that cannot run has too little of; empty where it lacks none.
+std::string_view LackOf(const Prediction& prediction) {
+  if (prediction.memory > prediction.capacity) return "memory capacity";
+  return prediction.evaluation.host_memory.empty() ? "" : "host capacity";
+}
+
 // What most of the step is due to: the pipeline's bubble by the breakdown, what
 // is left by the elasticities.
 void NameBottleneck(const Evaluation& evaluation, Prediction& result) {
   if (!evaluation.feasible()) {
-    result.bottleneck = "memory";
-    result.bottleneck_share = 1;
+    result.bottleneck = LackOf(result);
+    result.bottleneck_share = result.bottleneck.empty() ? 0 : 1;
     return;
   }
   if (!result.sensitivity && evaluation.breakdown == Breakdown{}) return;

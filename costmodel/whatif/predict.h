@@ -63,8 +63,9 @@ struct Prediction {
   MemoryUse memory_use;  // the same by category
   Bytes capacity;        // of the same
   std::optional<Sensitivity> sensitivity;
-  // Empty where it was not asked for, neither by a breakdown nor by
-  // sensitivity.
+  // "links between nodes"; of a plan that does not fit, the capacity that it
+  // lacks. Empty where it was not asked for, neither by a breakdown nor by
+  // sensitivity, and of a plan that cannot run for another reason.
   std::string bottleneck;
   double bottleneck_share = 0;  // of the step
 

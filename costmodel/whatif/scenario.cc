@@ -98,7 +98,7 @@ Error UnknownPath(std::string_view path) {
   const std::string nearest = NearestName(path, known);
   std::string message = "unknown path '" + std::string(path) + "'";
   if (!nearest.empty()) message += "; did you mean '" + nearest + "'?";
-  message += " known: ";
+  message += nearest.empty() ? "; known: " : " known: ";
   for (const PathRow& row : kPaths) message += std::string(row.name) + ", ";
   message += "and the fields of a cluster file ('tessera list paths')";
   return {ErrorCode::kNotFound, message, ""};

@@ -84,7 +84,7 @@ bool UsesHost(const Plan& plan) {
 std::span<const Resource> Resources() {
   static constexpr std::array kTable = {
       Resource{"device.flops", "compute", ImproveFlops},
-      Resource{"device.bandwidth", "device memory", ImproveMemory},
+      Resource{"device.bandwidth", "memory bandwidth", ImproveMemory},
       Resource{"device.launch", "kernel launches", ImproveLaunch},
       Resource{"stack.host_seconds_per_operator", "kernel launches",
                ImproveHostPerOperator},

@@ -345,6 +345,14 @@ std::optional<Strategy> NearestStrategy(const SearchSpace& space,
   return std::nullopt;
 }
 
+std::vector<PlanDifference> NamedChanges(const SearchSpace& space,
+                                         const Plan& from, const Plan& to) {
+  auto changes = ChangesBetween(space.index, *space.cluster, from, to);
+  if (changes.size() != 1 || changes[0].what != "details") return changes;
+  if (from.actions == to.actions) return {};
+  return {{"schedule", "its table of actions", "another table of actions"}};
+}
+
 std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
                                     const Objective& objective,
                                     const Plan& plan, int draws, uint64_t seed,
@@ -364,13 +372,17 @@ std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
       if (std::ranges::find(known, proposal->plan) != known.end()) continue;
       known.push_back(proposal->plan);
       Evaluation evaluation = objective.Evaluate(proposal->plan);
-      if (best.candidates++ > 0 && !Better(evaluation, best.evaluation)) {
+      ++best.candidates;
+      if (!best.changes.empty() && !Better(evaluation, best.evaluation)) {
         continue;
       }
+      auto changes = NamedChanges(space, plan, proposal->plan);
+      if (changes.empty()) continue;
       best.plan = std::move(proposal->plan);
       best.evaluation = std::move(evaluation);
+      best.changes = std::move(changes);
     }
-    if (best.candidates == 0) continue;
+    if (best.changes.empty()) continue;
     best.move = &move;
     NameAxes(space.index, best.plan);
     neighbours.push_back(std::move(best));

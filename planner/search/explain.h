@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "planner/plan/describe.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/move.h"
 #include "planner/search/objective.h"
@@ -47,16 +48,23 @@ std::vector<Decision> DecisionsOf(
 std::optional<Strategy> NearestStrategy(const SearchSpace& space,
                                         const Plan& plan);
 
+// What differs between two plans (ChangesBetween) and can be named: of plans
+// that only details without a name tell apart, nothing.
+std::vector<PlanDifference> NamedChanges(const SearchSpace& space,
+                                         const Plan& from, const Plan& to);
+
 // The best that one draw of a move leads to.
 struct Neighbour {
   const Move* move = nullptr;
   Plan plan;
   Evaluation evaluation;
-  int candidates = 0;  // different plans that its draws led to
+  std::vector<PlanDifference> changes;  // named, at least one
+  int candidates = 0;                   // different plans that its draws led to
 };
 
-// Of `draws` draws of every move, best first; moves that do not apply are left
-// out. Stops early when `stop` says so. REQUIRES: `plan` is canonical.
+// Of `draws` draws of every move, best first; moves that do not apply, or lead
+// to nothing that can be named, are left out. Stops early when `stop` says so.
+// REQUIRES: `plan` is canonical.
 std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
                                     const Objective& objective,
                                     const Plan& plan, int draws, uint64_t seed,

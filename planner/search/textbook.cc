@@ -6,6 +6,7 @@
 
 #include "planner/base/table.h"
 #include "planner/plan/recompute.h"
+#include "planner/plan/validate.h"
 
 namespace tessera {
 namespace {
@@ -72,6 +73,64 @@ std::vector<Strategy> ThreeDZero(const SearchSpace& space) {
   return Grid(space, [](const Strategy& s) {
     return s.tp > 1 && s.pp > 1 && s.zero == 1;
   });
+}
+
+// The plainest strategies of some approaches: degrees and nothing else.
+
+std::vector<Strategy> PlainReplicas(const SearchSpace& space) {
+  Strategy strategy;
+  strategy.dp = Devices(space);
+  return {strategy};
+}
+
+std::vector<Strategy> PlainShards(const SearchSpace& space) {
+  std::vector<Strategy> all = PlainReplicas(space);
+  all[0].zero = 1;
+  return all;
+}
+
+// Tensor parallelism within nodes and pipelines, where `splits` says so.
+template <typename Splits>
+std::vector<Strategy> PlainSplits(const SearchSpace& space, Splits splits) {
+  std::vector<Strategy> all;
+  const int devices = Devices(space);
+  const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
+  for (int tp : Divisors(devices, space.least_devices_of_node)) {
+    for (int pp : Divisors(devices / tp, blocks)) {
+      Strategy strategy;
+      strategy.tp = tp;
+      strategy.pp = pp;
+      strategy.dp = devices / tp / pp;
+      if (splits(strategy)) all.push_back(strategy);
+    }
+  }
+  return all;
+}
+
+std::vector<Strategy> PlainPipelines(const SearchSpace& space) {
+  return PlainSplits(space,
+                     [](const Strategy& s) { return s.tp == 1 && s.pp > 1; });
+}
+
+std::vector<Strategy> PlainTensors(const SearchSpace& space) {
+  return PlainSplits(space,
+                     [](const Strategy& s) { return s.tp > 1 && s.pp == 1; });
+}
+
+std::vector<Strategy> PlainBoth(const SearchSpace& space) {
+  return PlainSplits(space,
+                     [](const Strategy& s) { return s.tp > 1 && s.pp > 1; });
+}
+
+std::vector<Strategy> PlainBothSharded(const SearchSpace& space) {
+  std::vector<Strategy> all = PlainBoth(space);
+  for (Strategy& strategy : all) strategy.zero = 1;
+  return all;
+}
+
+std::vector<Strategy> PlainEither(const SearchSpace& space) {
+  return PlainSplits(space,
+                     [](const Strategy& s) { return s.tp > 1 || s.pp > 1; });
 }
 
 // Adds `strategy` with the optimizer on a tier, parameters there or on the
@@ -156,28 +215,30 @@ std::vector<Strategy> Tiled(const SearchSpace& space) {
 
 std::span<const Approach> Approaches() {
   static constexpr std::array kTable = {
-      Approach{"no split", "the whole model on one device", false, Unsplit},
-      Approach{"DDP", "a replica on every device", false, Ddp},
+      Approach{"no split", "the whole model on one device", false, Unsplit,
+               PlainReplicas},
+      Approach{"DDP", "a replica on every device", false, Ddp, PlainReplicas},
       Approach{"ZeRO", "data parallelism, state cut over all or within nodes",
-               false, Zero},
+               false, Zero, PlainShards},
       Approach{"PP", "a pipeline, perhaps of several replicas", false,
-               PipelineParallel},
+               PipelineParallel, PlainPipelines},
       Approach{"TP", "tensor parallelism within nodes, perhaps replicated",
-               false, TensorParallel},
-      Approach{"PP+TP+DP", "all three", false, ThreeD},
+               false, TensorParallel, PlainTensors},
+      Approach{"PP+TP+DP", "all three", false, ThreeD, PlainBoth},
       Approach{"PP+TP+DP+ZeRO-1", "all three, optimizer state cut", false,
-               ThreeDZero},
+               ThreeDZero, PlainBothSharded},
       Approach{"ZeRO with CPU offload",
                "optimizer state, perhaps parameters, in the host's memory",
-               true, OnHost},
+               true, OnHost, PlainReplicas},
       Approach{"PP+TP with CPU offload",
                "stages or tensor ranks, state in the host's memory", true,
-               SplitOnHost},
+               SplitOnHost, PlainEither},
       Approach{"ZeRO with NVMe offload",
                "data parallelism, state and perhaps parameters in files", true,
-               InFiles},
+               InFiles, PlainReplicas},
       Approach{"ZeRO with offload and tiling",
-               "the same, linears in tiles one after another", true, Tiled},
+               "the same, linears in tiles one after another", true, Tiled,
+               PlainReplicas},
   };
   return kTable;
 }
@@ -202,6 +263,72 @@ std::optional<Candidate> BestOf(const Approach& approach,
   return swept.best[0];
 }
 
+std::string WhyNone(const Approach& approach, const SearchSpace& space) {
+  const int devices = Devices(space);
+  const bool whole = approach.strategies == Unsplit;
+  if (whole && devices > 1) {
+    return "the cluster has " + std::to_string(devices) + " devices";
+  }
+  if (approach.offloads && !space.cluster->host.has_value()) {
+    return "the cluster does not say what its hosts have";
+  }
+  const bool offloads_alone =
+      approach.offloads && approach.plainest == PlainReplicas;
+  if (devices == 1 && !whole && !offloads_alone) {
+    return "the cluster has one device";
+  }
+  const std::vector<Strategy> splits = approach.plainest(space);
+  if (splits.empty()) {
+    return std::to_string(devices) +
+           " devices have no such degrees, with tensor parallelism inside a "
+           "node";
+  }
+  std::string reason;
+  for (const Strategy& split : splits) {
+    const auto plan = PlanFromStrategy(space.index, *space.cluster, split);
+    if (plan) return "none of its strategies gives a valid plan";
+    if (!reason.empty()) continue;
+    if (split.tp * split.pp > 1) {
+      reason = "with tp=" + std::to_string(split.tp) +
+               ", pp=" + std::to_string(split.pp) + ": ";
+    }
+    reason += plan.error().message;
+  }
+  if (splits.size() == 1) return reason;
+  return "none of " + std::to_string(splits.size()) + " splits is; " + reason;
+}
+
+namespace {
+
+// Whether a replica fits on the device with the least memory, all others idle:
+// for batches that the devices do not divide.
+bool FitsAlone(const SearchSpace& space, const Objective& objective) {
+  Cluster alone = *space.cluster;
+  alone.devices.resize(1);
+  Strategy strategy;
+  strategy.dp = 1;
+  for (const Strategy& sized : WithSamples(space, strategy)) {
+    auto plan = PlanFromStrategy(space.index, alone, sized);
+    if (!plan) continue;
+    int64_t least = 0;
+    for (int64_t d = 1; d < Devices(space); ++d) {
+      if (space.cluster->TypeOf(DeviceId(d)).memory <
+          space.cluster->TypeOf(DeviceId(least)).memory) {
+        least = d;
+      }
+    }
+    for (DeviceGroup& group : plan->groups) group.devices = {DeviceId(least)};
+    plan->cluster_name = space.cluster->name;
+    if (IsValid(space.index, *space.cluster, *plan) &&
+        objective.Evaluate(*plan).feasible()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
 Situation SituationOf(const SearchSpace& space, const Objective& objective,
                       bool fast_within, bool fast_between, int threads,
                       const std::function<bool()>& stop) {
@@ -211,12 +338,11 @@ Situation SituationOf(const SearchSpace& space, const Objective& objective,
   situation.nodes = space.cluster->num_nodes();
   situation.fast_within = fast_within;
   situation.fast_between = fast_between;
-  const auto fits = [&](std::string_view name) {
-    const auto best =
-        BestOf(*FindApproach(name).value(), space, objective, threads, stop);
-    return best.has_value() && best->score.feasible;
+  const auto best_of = [&](std::string_view name) {
+    return BestOf(*FindApproach(name).value(), space, objective, threads, stop);
   };
-  situation.fits = fits(situation.devices == 1 ? "no split" : "DDP");
+  const auto whole = best_of(situation.devices == 1 ? "no split" : "DDP");
+  situation.fits = whole ? whole->score.feasible : FitsAlone(space, objective);
   std::vector<int64_t> elements(graph.blocks.size());
   for (const GraphIndex::WeightUse& weight : space.index.weights) {
     elements[static_cast<size_t>(graph.node(weight.home.node).block)] +=
@@ -229,8 +355,10 @@ Situation SituationOf(const SearchSpace& space, const Objective& objective,
     memory = std::min(memory, space.cluster->TypeOf(device).memory.value);
   }
   situation.layer_fits = 2 * largest * SizeOf(graph.dtype) <= memory;
-  situation.host_fits =
-      situation.fits || situation.devices > 1 || fits("ZeRO with CPU offload");
+  situation.host_fits = situation.fits || situation.devices > 1;
+  if (situation.host_fits) return situation;
+  const auto offloaded = best_of("ZeRO with CPU offload");
+  situation.host_fits = offloaded.has_value() && offloaded->score.feasible;
   return situation;
 }
 

@@ -28,6 +28,8 @@ struct Approach {
   std::string_view summary;
   bool offloads = false;  // plans that take a simulation each
   std::vector<Strategy> (*strategies)(const SearchSpace& space) = nullptr;
+  // Of those above the degrees alone, for why none of them is possible.
+  std::vector<Strategy> (*plainest)(const SearchSpace& space) = nullptr;
 };
 std::span<const Approach> Approaches();
 Result<const Approach*> FindApproach(std::string_view name);
@@ -37,6 +39,10 @@ std::optional<Candidate> BestOf(const Approach& approach,
                                 const SearchSpace& space,
                                 const Objective& objective, int threads,
                                 const std::function<bool()>& stop);
+
+// Why none of its strategies is possible: "mbs=1 * dp=21 = 21: expected a
+// divisor of the global batch 70". REQUIRES: BestOf found none, unstopped.
+std::string WhyNone(const Approach& approach, const SearchSpace& space);
 
 // What the table asks.
 struct Situation {

@@ -31,8 +31,8 @@ cmp "$work/out.json" "$work/again.json" || fail "threads change the grid"
 check 'len(j["cells"]) == 4'
 check '[c["values"]["nodes"] for c in j["cells"]] == list("1133")'
 check 'all(c["done"] for c in j["cells"])'
-check 'j["cells"][1]["bottleneck"] != "memory" and j["cells"][1]["feasible"]'
-check 'j["cells"][0]["bottleneck"] == "memory"'
+check '"capacity" not in j["cells"][1]["bottleneck"] and j["cells"][1]["feasible"]'
+check 'j["cells"][0]["bottleneck"] == "memory capacity"'
 check '"does not fit" in j["cells"][0]["problem"]'
 # dp = 12 of 2 samples does not divide 64: the cell says so, the others stand.
 check '"divisor" in j["cells"][3]["problem"] and j["cells"][3].get("mfu") is None'
@@ -199,6 +199,7 @@ check '0 < j["jitter"]["samples"] < 100000 and j["interrupted"]'
 # Bad input is one line.
 bad() { fails 2 "$1" whatif "${what[@]}" "${on[@]}" "${@:2}"; }
 bad "did you mean 'device.memory'" --vary device.memroy=1GB
+bad "unknown path 'foo'; known: cluster, " --vary foo=1
 bad "not a size such as" --set device.memory=80
 bad "not a bandwidth such as" --set fabric.inter.bandwidth=100GB
 bad "is not PATH=VALUE" --vary nodes
@@ -213,6 +214,13 @@ bad "does not end in .html" -o report.pdf
 bad "unknown strategy key 'tq'" --set strategy.tq=2
 bad "not a share such as" --scaling-limit 2
 bad "unknown stack 'megatron'" --stack megatron
+# A strategy that cannot be laid out is bad input whatever is asked of it.
+for question in "--fast" "--fit" "--fit --jitter 5%" "--scaling-limit 0.5" \
+  "--tokens 1B --cheapest dgx-a100-80gb:2"; do
+  # shellcheck disable=SC2086 # flags and their values
+  fails 2 "expected a divisor of the global batch 64" whatif "${what[@]}" \
+    --cluster dgx-a100-80gb:2 --strategy mbs=64 $question
+done
 many=$(seq -s, 1 256)
 bad "more than 10000 cells" --vary "batch=$many" --vary "seq=$many" \
   --vary "model.n_layer=$many" --vary "nodes=$many" --vary "gpus=$many" \

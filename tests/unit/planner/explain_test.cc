@@ -91,12 +91,30 @@ TEST(Explain, FindsNeighboursByEveryMoveThatApplies) {
     EXPECT_TRUE(IsValid(space.index, cluster, n.plan));
     EXPECT_FALSE(SameUpToNames(n.plan, plan)) << n.move->name;
     EXPECT_EQ(n.evaluation, objective.Evaluate(n.plan)) << n.move->name;
-    EXPECT_THAT(ChangesBetween(space.index, cluster, plan, n.plan),
-                Not(IsEmpty()))
-        << n.move->name;
+    EXPECT_THAT(n.changes, Not(IsEmpty())) << n.move->name;
     if (i > 0) {
       EXPECT_FALSE(Better(n.evaluation, neighbours[i - 1].evaluation));
     }
+  }
+}
+
+// On one device no ZeRO stage has an effect, or a word.
+TEST(Explain, LeavesOutNeighboursThatDifferInNothingWithAName) {
+  const Graph graph = MlpGraph(2, 8, 4, 8, 16, 32);
+  const Cluster cluster = Made("local-cpu:1");
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  const Plan plan = Uniform(space, "mbs=2");
+  Plan other = plan;
+  for (WeightPlacement& weight : other.weights) weight.zero_stage = 1;
+  ASSERT_FALSE(SameUpToNames(other, plan));
+  EXPECT_THAT(NamedChanges(space, plan, other), IsEmpty());
+  const auto neighbours = NeighboursOf(space, objective, plan, 16, 3, nullptr);
+  EXPECT_THAT(neighbours, Not(IsEmpty()));
+  for (const Neighbour& n : neighbours) {
+    EXPECT_NE(n.move->name, "zero");
+    ASSERT_THAT(n.changes, Not(IsEmpty())) << n.move->name;
+    EXPECT_NE(n.changes[0].what, "details") << n.move->name;
   }
 }
 
@@ -214,6 +232,40 @@ TEST(Textbook, AdvisesInEverySituation) {
     }
   }
   EXPECT_THAT(applies, Not(::testing::Contains(0)));
+}
+
+TEST(Textbook, SaysWhyAnApproachHasNoPlan) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const auto why = [&](std::string_view name, std::string_view devices) {
+    const Cluster cluster = Made(devices);
+    const SearchSpace space(graph, cluster);
+    const Approach& approach = **FindApproach(name);
+    EXPECT_FALSE(BestOf(approach, space, ToyObjective(graph), 1, nullptr))
+        << name << " on " << devices;
+    return WhyNone(approach, space);
+  };
+  EXPECT_EQ(why("no split", "local-cpu:4"), "the cluster has 4 devices");
+  EXPECT_EQ(why("TP", "local-cpu:1"), "the cluster has one device");
+  EXPECT_EQ(why("DDP", "local-cpu:3"),
+            "mbs=1 * dp=3 = 3: expected a divisor of the global batch 8");
+  EXPECT_EQ(why("ZeRO", "local-cpu:3"), why("DDP", "local-cpu:3"));
+  EXPECT_THAT(why("PP+TP+DP", "local-cpu:3"),
+              HasSubstr("3 devices have no such degrees"));
+  EXPECT_THAT(why("PP+TP+DP+ZeRO-1", "local-cpu:4"),
+              HasSubstr("with tp=2, pp=2: zero=1 has no effect"));
+}
+
+// Whether a replica fits has nothing to do with what the devices divide.
+TEST(Textbook, KnowsThatAReplicaFitsWithoutAPlanOfReplicas) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Made("local-cpu:3");
+  const SearchSpace space(graph, cluster);
+  const auto fits = [&](int64_t elements) {
+    const ToyObjective objective(graph, elements);
+    return SituationOf(space, objective, false, false, 1, nullptr).fits;
+  };
+  EXPECT_TRUE(fits(1'000'000));
+  EXPECT_FALSE(fits(100));
 }
 
 TEST(Textbook, PricesTheBestOfAnApproach) {

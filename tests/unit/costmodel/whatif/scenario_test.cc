@@ -328,7 +328,7 @@ TEST(Grid, AllCombinationsOnAnyThreads) {
   }
   // What does not fit is a result.
   EXPECT_FALSE((*one)[0].prediction->evaluation.feasible());
-  EXPECT_EQ((*one)[0].prediction->bottleneck, "memory");
+  EXPECT_EQ((*one)[0].prediction->bottleneck, "memory capacity");
   EXPECT_TRUE((*one)[1].prediction->evaluation.feasible());
 }
 
