@@ -24,10 +24,12 @@ class RankExecutor::Fuser {
         work_(executor.work_),
         uses_(executor.tasks_.values.size()),
         gone_(executor.work_.size(), false),
-        done_by_(executor.work_.size()) {
+        done_by_(executor.work_.size()),
+        work_of_(executor.tasks_.tasks.size(), work_.size()) {
     std::iota(done_by_.begin(), done_by_.end(), size_t{0});
     for (size_t w = 0; w < work_.size(); ++w) {
       const Task& task = executor_.tasks_.task(work_[w].task);
+      work_of_[work_[w].task.index()] = w;
       for (ValueId value : task.reads) uses_[Root(value)].push_back({w, false});
       for (ValueId value : task.writes) uses_[Root(value)].push_back({w, true});
     }
@@ -343,6 +345,7 @@ class RankExecutor::Fuser {
       if (executor_.tasks_.value(factor.dy).dtype != dtype ||
           executor_.tasks_.value(factor.w).dtype != dtype ||
           factor.rows != factors[0].rows || factor.width != factors[0].width ||
+          std::ranges::count(factors, factor.dy, &Factor::dy) != 1 ||
           !MayHaveGaps(factor.dy, products)) {
         return;
       }
@@ -398,11 +401,7 @@ class RankExecutor::Fuser {
         !call.reads[0].valid() || !call.reads[1].valid()) {
       return std::nullopt;
     }
-    const bool written_between =
-        std::ranges::any_of(UsesOf(call.reads[1]), [&](const Use& use) {
-          return use.writes && use.work > work && use.work < last;
-        });
-    if (written_between) return std::nullopt;
+    if (IsOverwritten(call.reads[1], work, last)) return std::nullopt;
     KernelCall extents;
     extents.rule = call.rule;
     extents.operands = call.operands;
@@ -413,6 +412,22 @@ class RankExecutor::Fuser {
     constexpr int64_t kVector = 8;  // Kernel::rows_apart
     if (factor.columns % kVector != 0) return std::nullopt;
     return factor;
+  }
+
+  // Whether something writes a value behind `first` that might not wait for
+  // `second`, as it does for `first`: on another stream, it has to wait for a
+  // later computation.
+  bool IsOverwritten(ValueId value, size_t first, size_t second) const {
+    return std::ranges::any_of(UsesOf(value), [&](const Use& use) {
+      if (!use.writes || use.work <= first) return false;
+      if (use.work < second) return true;
+      const Task& writer = executor_.tasks_.task(work_[use.work].task);
+      return !Computes(use.work) &&
+             std::ranges::none_of(writer.deps, [&](TaskId dep) {
+               const size_t work = work_of_[dep.index()];
+               return work < work_.size() && work >= second && Computes(work);
+             });
+    });
   }
 
   // Whether rows of a buffer may lie apart: all kernels that use it but the
@@ -431,7 +446,8 @@ class RankExecutor::Fuser {
       const auto reads = std::ranges::count(call.reads, value);
       if (use.writes) {
         if (call.kernel->rows_apart != RowsApart::kResults || call.accumulate ||
-            reads > 0 || std::ranges::count(call.writes, value) != 1) {
+            reads > 0 || std::ranges::count(call.writes, value) != 1 ||
+            !HasOneType(call)) {
           return false;
         }
         continue;
@@ -441,6 +457,18 @@ class RankExecutor::Fuser {
       if (!takes || reads != 1 || call.reads[0] != value) return false;
     }
     return writers == 1;
+  }
+
+  // Of fused kernels, as Kernel::rows_apart asks for.
+  bool HasOneType(const Call& call) const {
+    if (call.kernel != executor_.device_.FindFusedKernel(call.kernel->name)) {
+      return true;
+    }
+    const auto alike = [&](const LocalTensor& tensor) {
+      return tensor.dtype == call.results[0].dtype;
+    };
+    return std::ranges::all_of(call.operands, alike) &&
+           std::ranges::all_of(call.results, alike);
   }
 
   // Whose call does what a task's did.
@@ -497,6 +525,7 @@ class RankExecutor::Fuser {
   std::vector<std::vector<Use>> uses_;     // by root
   std::vector<bool> gone_;                 // has become part of other calls
   std::vector<size_t> done_by_;            // whose calls these then are
+  std::vector<size_t> work_of_;            // by task; none: the number of all
   std::vector<std::vector<size_t>> sums_;  // products that add to one result
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -34,7 +35,7 @@ constexpr size_t kMaxPeaks = 100'000;
 // Of 200 bytes.
 constexpr size_t kMaxUniform = 1'000'000;
 
-// Operators of the plans that were simulated, of 70 bytes.
+// Of the plans that were simulated, in all (SizeOf).
 constexpr size_t kMaxSimulated = 1'000'000;
 
 // Of what is explained, how many times as much is simulated as of one plan
@@ -133,29 +134,43 @@ IntKey KeyOf(const Strategy& s) {
   return key;
 }
 
-// Of what a walk changes.
 uint64_t HashOf(const Plan& plan) {
-  uint64_t hash = 0;
-  const auto add = [&](auto value) {
-    hash = Mix64(hash ^ static_cast<uint64_t>(value));
+  uint64_t hash = std::hash<std::string>()(plan.schedule);
+  const auto add = [&](auto... values) {
+    uint64_t mixed = 0;
+    ((mixed = mixed * 31 + static_cast<uint64_t>(values)), ...);
+    hash = Mix64(hash ^ mixed);
   };
-  add(plan.microbatches);
+  add(plan.microbatches, plan.bucket_bytes.value, plan.prefetch, plan.zigzag);
   for (const DeviceGroup& group : plan.groups) {
     for (DeviceId device : group.devices) add(device.value);
   }
   for (const OpPlacement& op : plan.ops) {
-    auto splits = static_cast<uint64_t>(op.tiles);
+    uint64_t splits = 0;
     for (AxisSet set : op.axes) splits = splits * 31 + set;
-    add(splits);
-    add(int64_t{op.group.value} << 32 | op.chunk << 1 | op.recompute);
+    add(splits, op.group.value, op.chunk, op.recompute, op.rooted, op.tiles,
+        op.streamed, op.activation_tier);
   }
   for (const WeightPlacement& weight : plan.weights) {
-    add(int64_t{weight.zero_stage} << 32 | weight.zero_axes);
-    add(static_cast<int64_t>(weight.parameter_tier) << 16 |
-        static_cast<int64_t>(weight.optimizer_tier) << 8 |
-        static_cast<int64_t>(weight.gradient_tier));
+    add(weight.zero_stage, weight.zero_axes, weight.rooted,
+        weight.parameter_tier, weight.optimizer_tier, weight.gradient_tier);
+  }
+  for (const std::vector<Action>& actions : plan.actions) {
+    for (const Action& action : actions) {
+      add(action.kind, action.chunk, action.microbatch);
+    }
   }
   return hash;
+}
+
+// What of a plan takes memory, of some 70 bytes each.
+size_t SizeOf(const Plan& plan) {
+  size_t size = plan.ops.size() + plan.weights.size();
+  for (const DeviceGroup& group : plan.groups) size += group.devices.size();
+  for (const std::vector<Action>& actions : plan.actions) {
+    size += actions.size();
+  }
+  return size;
 }
 
 // How many blocks ahead parameters are fetched; 0 where none is.
@@ -786,8 +801,10 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
   }
   Evaluation result = SimulateAnew(plan);
   std::unique_lock lock(simulations_mutex_);
-  if (simulations_.size() * plan.ops.size() >= kMaxSimulated) {
+  simulations_size_ += SizeOf(plan);
+  if (simulations_size_ > kMaxSimulated) {
     simulations_.clear();
+    simulations_size_ = SizeOf(plan);
   }
   simulations_.emplace(hash, std::pair(plan, result));
   return result;

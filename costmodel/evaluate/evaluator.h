@@ -242,6 +242,7 @@ class Evaluator : public Objective {
   mutable std::shared_mutex simulations_mutex_;
   mutable std::unordered_multimap<uint64_t, std::pair<Plan, Evaluation>>
       simulations_;
+  mutable size_t simulations_size_ = 0;
   const UniformBound& Bounds() const;
   mutable std::once_flag bound_made_;
   mutable std::unique_ptr<const UniformBound> bound_;

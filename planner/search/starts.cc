@@ -1,11 +1,11 @@
 #include "planner/search/starts.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <iterator>
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "planner/base/threads.h"
@@ -120,20 +120,19 @@ constexpr size_t kMostGiving = 300;
 
 // Plans of strategies that differ in more than microbatches and the schedule.
 std::vector<Plan> GivingPlans(const SearchSpace& space,
-                              const std::vector<Strategy>& strategies) {
+                              const std::vector<Strategy>& strategies,
+                              const std::function<bool()>& stop) {
   std::vector<Plan> giving;
   if (space.constraints.FixedNodes().empty()) return giving;
-  std::set<std::array<int, 9>> seen;
-  for (const Strategy& s : strategies) {
-    if (giving.size() == kMostGiving) break;
-    const std::array key = {s.dp,   s.tp,      s.pp,
-                            s.cp,   s.ep,      s.etp,
-                            s.zero, int{s.sp}, static_cast<int>(s.recompute)};
-    if (seen.contains(key)) continue;
-    auto plan = PlanFromStrategy(space.index, *space.cluster, s);
-    if (!plan) continue;
-    seen.insert(key);
-    giving.push_back(*std::move(plan));
+  std::set<std::string> seen;
+  for (const Strategy& strategy : strategies) {
+    if (giving.size() == kMostGiving || stop()) break;
+    Strategy key = strategy;
+    key.mbs = 1;
+    key.schedule = Strategy().schedule;
+    if (!seen.insert(ToString(key)).second) continue;
+    auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
+    if (plan) giving.push_back(*std::move(plan));
   }
   return giving;
 }
@@ -352,7 +351,8 @@ class StartFinder {
   void AddBaselines() {
     starts_.all_baselines =
         Baselines(space_, objective_, threads_, After(kBaselinesEnd));
-    const std::vector<Plan> giving = GivingPlans(space_, strategies_);
+    const std::vector<Plan> giving =
+        GivingPlans(space_, strategies_, After(kBaselinesEnd));
     for (const Baseline& baseline : starts_.all_baselines) {
       if (Allowed(space_, baseline.plan)) {
         starts_.priced.push_back({baseline.plan, baseline.evaluation});
@@ -415,34 +415,45 @@ class StartFinder {
   }
 
   // A time limit may have ended the sweep before it priced any: the first that
-  // fits, or else what lacks least of those that there is time for.
+  // fits, or else what lacks least of those that there is time for. Where
+  // constraints leave few, that takes as long as there is any time.
   void TakeAny() {
     if (!starts_.ranked.empty()) return;
     std::optional<Candidate> best;
-    for (size_t i = 0; i < std::min(kFewStrategies, strategies_.size()); ++i) {
-      if (best && (best->score.feasible || clock_.StoppedOrPast(kStartEnd))) {
+    size_t asked = 0;
+    for (const Strategy& strategy : strategies_) {
+      const bool late = ++asked > kFewStrategies;
+      if (best &&
+          (best->score.feasible || late || clock_.StoppedOrPast(kStartEnd))) {
         break;
       }
-      const auto score = allowed_.EvaluateUniform(space_.index, *space_.cluster,
-                                                  strategies_[i]);
+      if (late && clock_.StoppedOrPast(kOffloadEnd)) break;
+      const auto score =
+          allowed_.EvaluateUniform(space_.index, *space_.cluster, strategy);
       if (!score || (best && !Better(*score, best->score))) continue;
-      best = {strategies_[i], *score};
+      best = {strategy, *score};
     }
-    if (best) Take(*best);
+    if (!best) return;
+    Take(*best);
+    starts_.uniform = Priced(starts_.ranked[0]);
   }
 
   // Where nothing fits, layers that are split over several nodes.
   void SweepBeyond() {
     const Score before = ScoreOfBest();
-    if (before.feasible) return;
+    if (before.feasible || clock_.StoppedOrPast(kStartEnd)) return;
     const std::vector<Strategy> beyond =
         UniformStrategies(space_, TensorRanks::kBeyond);
     const bool none = starts_.ranked.empty();
     const SweepResult swept = SweepOf(beyond, count_);
     starts_.uniform_strategies += swept.bounded;
+    bool better = false;
     for (size_t i = swept.best.size(); i-- > 0;) {
-      if (none || Better(swept.best[i].score, before)) Take(swept.best[i]);
+      if (!none && !Better(swept.best[i].score, before)) continue;
+      Take(swept.best[i]);
+      better = true;
     }
+    if (better) starts_.uniform = Priced(starts_.ranked[0]);
     strategies_.insert(strategies_.end(), beyond.begin(), beyond.end());
   }
 
@@ -450,7 +461,6 @@ class StartFinder {
   void Take(const Candidate& found) {
     uniform_.insert(uniform_.begin(), found.strategy);
     PutFirst(PlanOf(found.strategy));
-    starts_.uniform = Priced(starts_.ranked[0]);
   }
 
   // What would be faster and fits once some of it runs again.

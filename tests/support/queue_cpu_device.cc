@@ -59,7 +59,7 @@ RowsApart RowsApartOf(std::string_view kernel) {
     return RowsApart::kFirstOperand;
   }
   const bool results =
-      kernel.ends_with("_dqkv") || kernel == "multiply+silu_dx+multiply" ||
+      kernel.ends_with("_dqkv") || kernel.starts_with("multiply+silu_dx") ||
       (kernel.starts_with("rotary") && kernel.ends_with("_dx"));
   return results ? RowsApart::kResults : RowsApart::kNone;
 }
@@ -283,7 +283,8 @@ const Kernel* QueueCpuDevice::FindFusedKernel(std::string_view name) const {
       {"linear+gelu", LinearGelu},
       {"linear_dx+gelu_dx", LinearDxGelu},
       {"silu+multiply", SiluGate},
-      {"multiply+silu_dx", SiluGateDx<false>},
+      {"multiply+silu_dx", SiluGateDx<false>, false, nullptr,
+       RowsApart::kResults},
       {"multiply+silu_dx+multiply", SiluGateDx<true>, false, nullptr,
        RowsApart::kResults},
       {"add+layer_norm", AddNorm<true>},

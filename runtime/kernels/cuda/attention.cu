@@ -853,6 +853,14 @@ void AttentionDqkv(const KernelCall& call) {
   AttentionProblem& p = backward.problem;
   p = ProblemOf(call, in);
   const auto& results = call.results;
+  const auto stride = [](const LocalTensor& gradient, int64_t row) {
+    TESSERA_CHECK(gradient.row_stride == 0 || gradient.row == row)
+        << "rows of " << gradient.row << ", not of " << row;
+    return gradient.row_stride > 0 ? gradient.row_stride : row;
+  };
+  backward.dq_stride = stride(results[0], int64_t{p.heads()} * p.d);
+  backward.dk_stride = stride(results[1], int64_t{p.g} * p.d);
+  backward.dv_stride = stride(results[2], int64_t{p.g} * p.e);
   if (RunSdpa(
           call, p, in.q, in.k, in.lse,
           {in.q, in.k, in.v, in.d_o, in.o, results[0], results[1], results[2]},
@@ -871,14 +879,6 @@ void AttentionDqkv(const KernelCall& call) {
   backward.dq = Elements<Any>(results[0]);
   backward.dk = Elements<Any>(results[1]);
   backward.dv = Elements<Any>(results[2]);
-  const auto stride = [](const LocalTensor& gradient, int64_t row) {
-    TESSERA_CHECK(gradient.row_stride == 0 || gradient.row == row)
-        << "rows of " << gradient.row << ", not of " << row;
-    return gradient.row_stride > 0 ? gradient.row_stride : row;
-  };
-  backward.dq_stride = stride(results[0], int64_t{p.heads()} * p.d);
-  backward.dk_stride = stride(results[1], int64_t{p.g} * p.d);
-  backward.dv_stride = stride(results[2], int64_t{p.g} * p.e);
   backward.accumulate = call.accumulate;
   if (FlashTakes(p, {in.q, in.k, in.v, in.d_o}) &&
       Aligned({results[0], results[1], results[2]})) {

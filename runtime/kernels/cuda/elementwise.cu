@@ -574,7 +574,8 @@ std::vector<Kernel> CudaElementwiseKernels() {
 std::vector<Kernel> CudaFusedElementwiseKernels() {
   return {
       {"silu+multiply", SiluGate},
-      {"multiply+silu_dx", SiluGateDx<false>},
+      {"multiply+silu_dx", SiluGateDx<false>, false, nullptr,
+       RowsApart::kResults},
       {"multiply+silu_dx+multiply", SiluGateDx<true>, false, nullptr,
        RowsApart::kResults},
   };
