@@ -35,6 +35,17 @@ Plan Uniform(const SearchSpace& space, std::string_view text) {
       .value();
 }
 
+// The starts, and a proposal of each chain.
+Result<SearchResult> Searched(const SearchSpace& space,
+                              std::vector<Plan> starts = {}) {
+  const Evaluator evaluator(*space.index.graph, *space.cluster, nullptr, {});
+  SearchOptions options;
+  options.proposals = 8;
+  options.time_limit = 0;
+  options.starts = std::move(starts);
+  return Search(space, evaluator, options);
+}
+
 // Devices with room for a replica, or where the batch does not divide for a
 // stage, only once the optimizer is on the host.
 struct Crowded {
@@ -62,11 +73,7 @@ TEST_P(Offloading, WhereNothingElseFits) {
   ASSERT_LT(needed[1], needed[0]);
   for (DeviceType& type : cluster.device_types) type.memory = needed[1];
   const SearchSpace space(graph, cluster);
-  const Evaluator evaluator(graph, cluster, nullptr, {});
-  SearchOptions options;
-  options.proposals = 8;
-  options.time_limit = 0;
-  const SearchResult result = Search(space, evaluator, options).value();
+  const SearchResult result = Searched(space).value();
   EXPECT_TRUE(result.evaluation.feasible());
   EXPECT_TRUE(Offloads(result.best));
 }
@@ -173,11 +180,7 @@ TEST(Search, WalksFromPlansThatAreGiven) {
   const SearchSpace space(graph, cluster);
   const Evaluator evaluator(graph, cluster, nullptr, {});
   const Plan given = Uniform(space, "dp=4,tp=2,pp=1,mbs=1,zero=3");
-  SearchOptions options;
-  options.proposals = 8;
-  options.time_limit = 0;
-  options.starts = {given};
-  const SearchResult result = Search(space, evaluator, options).value();
+  const SearchResult result = Searched(space, {given}).value();
   EXPECT_EQ(result.chains[0].start.step_time,
             evaluator.Evaluate(given).step_time);
   EXPECT_GT(result.chains[0].start.step_time, result.evaluation.step_time);
@@ -261,11 +264,7 @@ TEST(UniformStrategies, DoWhatIsFixed) {
   // Without attention there is one kind.
   EXPECT_TRUE(std::ranges::all_of(
       all, [](const Strategy& s) { return s.cp_kind == "gather"; }));
-  const Evaluator evaluator(graph, cluster, nullptr, {});
-  SearchOptions search;
-  search.proposals = 8;
-  search.time_limit = 0;
-  const auto result = Search(space, evaluator, search);
+  const auto result = Searched(space);
   ASSERT_TRUE(result.has_value()) << result.error().ToString();
   EXPECT_EQ(space.constraints.Violations(space.index, cluster, result->best),
             0);
@@ -279,11 +278,7 @@ TEST(UniformStrategies, SplitLayersOverSmallNodes) {
   const SearchSpace space(graph, cluster);
   EXPECT_TRUE(std::ranges::any_of(UniformStrategies(space),
                                   [](const Strategy& s) { return s.tp == 8; }));
-  const Evaluator evaluator(graph, cluster, nullptr, {});
-  SearchOptions options;
-  options.proposals = 8;
-  options.time_limit = 0;
-  const auto result = Search(space, evaluator, options);
+  const auto result = Searched(space);
   ASSERT_TRUE(result.has_value()) << result.error().ToString();
   // All devices may do all the work, too; but that is no strategy.
   EXPECT_TRUE(result->uniform.has_value());
@@ -319,10 +314,7 @@ TEST(RaggedPlans, AreDataParallel) {
     EXPECT_EQ(found.evaluation, evaluator.Evaluate(found.plan));
   }
   EXPECT_EQ(plans[2].plan.weights[0].zero_stage, 3);
-  SearchOptions options;
-  options.proposals = 8;
-  options.time_limit = 0;
-  const SearchResult result = Search(space, evaluator, options).value();
+  const SearchResult result = Searched(space).value();
   EXPECT_FALSE(Better(plans[0].evaluation, result.evaluation));
 
   const Graph divided = Gpt2(15);
@@ -344,11 +336,7 @@ TEST(Search, StartsWithTwoZeroStagesThatAreFixed) {
                                         {.fix = {{.text = "h.*.attn.*=zero:3"},
                                                  {.text = "h.*.mlp.*=zero:1"}}})
                           .value();
-  const Evaluator evaluator(graph, cluster, nullptr, {});
-  SearchOptions options;
-  options.proposals = 8;
-  options.time_limit = 0;
-  const auto result = Search(space, evaluator, options);
+  const auto result = Searched(space);
   ASSERT_TRUE(result.has_value()) << result.error().ToString();
   EXPECT_EQ(space.constraints.Violations(space.index, cluster, result->best),
             0);
