@@ -217,7 +217,8 @@ class Reader {
                           "graph_fingerprint");
     }
     return InvalidInput(
-        "is '" + found + "': the plan is for another model than " +
+        "is '" + found +
+            "': the plan is for another model, batch or sequence length than " +
             graph_.name + " (global batch " +
             std::to_string(graph_.global_batch) + ", sequence length " +
             std::to_string(graph_.seq_len) + ", " +

@@ -50,10 +50,10 @@ TEST(MatMulChoicesTest, ErrorsNameTheLine) {
   };
   EXPECT_THAT(error(""), HasSubstr("choices.txt:1: '': expected"));
   EXPECT_THAT(error("matmul-choices 1\n"), HasSubstr("choices.txt:1:"));
-  EXPECT_THAT(error(text + "1024 4096\n"), HasSubstr("choices.txt:7: '1024"));
+  EXPECT_THAT(error(text + "1024 4096\n"), HasSubstr("choices.txt:8: '1024"));
   // One digit of an algorithm is missing.
   EXPECT_THAT(error(text.substr(0, text.size() - 2)),
-              HasSubstr("choices.txt:6:"));
+              HasSubstr("choices.txt:7:"));
 }
 
 TEST(MatMulProblemTest, IsDescribedInOneLine) {

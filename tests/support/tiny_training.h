@@ -235,6 +235,7 @@ struct TinyRun {
   bool in_queues = false;    // on a device that works behind the host's back
   bool graphs = false;       // that is, as graphs
   bool on_loopback = false;  // on such devices that share their memory
+  bool fuses = true;         // these take fused kernels
 };
 
 // Trains on one thread per rank. What rank 0 returns; errors of other ranks
@@ -281,6 +282,8 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
       job.load = LoadTraining(*rows);
     }
     job.world = run.in_queues ? queue_world.get() : worlds[r].get();
+    queues.set_fuses(run.fuses);
+    if (run.on_loopback) queue_devices[r]->set_fuses(run.fuses);
     job.device = &device;
     if (run.in_queues) job.device = &queues;
     if (run.on_loopback) job.device = queue_devices[r];

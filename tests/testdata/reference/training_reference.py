@@ -19,7 +19,8 @@ import numpy as np
 MASK = (1 << 64) - 1
 
 
-# ---- Randomness: planner/base/rng.h, runtime/kernels/{fill.cc,counter.h}
+# ---- Randomness: planner/base/rng.h,
+# ---- runtime/kernels/{fill.cc,counter.h,dropout.h}
 
 def mix64(z):
     z = (z + 0x9E3779B97F4A7C15) & MASK
@@ -30,6 +31,12 @@ def mix64(z):
 
 def uniform01(key, counter):
     return (mix64(key ^ mix64(counter)) >> 11) * 2.0**-53
+
+
+def dropout_uniform01(key, i):
+    """Of element i: 32 bits of a draw that two elements share."""
+    both = mix64(key ^ (i // 2))
+    return (both >> 32 if i % 2 else both & 0xFFFFFFFF) * 2.0**-32
 
 
 def normal(key, counter):
@@ -219,7 +226,7 @@ class Model:
     def dropout(self, x, probability):
         key = mix64(self.seed ^ mix64(self.step ^ mix64(self.salt)))
         self.salt += 1
-        keep = np.array([uniform01(key, i) >= probability
+        keep = np.array([dropout_uniform01(key, i) >= probability
                          for i in range(x.value.size)])
         keep = keep.reshape(x.value.shape) / (1 - probability)
         return stored(mul(used(x), const(keep)))

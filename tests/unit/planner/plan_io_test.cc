@@ -170,9 +170,11 @@ TEST_F(PlanIoTest, APlanForAnotherModelSaysSo) {
   const auto plan = ReadPlan(path, other);
   ASSERT_FALSE(plan.has_value());
   EXPECT_EQ(plan.error().code, ErrorCode::kInvalidInput);
-  EXPECT_THAT(plan.error().ToString(),
-              HasSubstr("the plan is for another model than mlp (global batch "
-                        "16, sequence length 4, fp32)"));
+  EXPECT_THAT(
+      plan.error().ToString(),
+      HasSubstr(
+          "the plan is for another model, batch or sequence length than mlp "
+          "(global batch 16, sequence length 4, fp32)"));
   EXPECT_THAT(plan.error().where, HasSubstr(path));
 }
 
