@@ -83,15 +83,15 @@ TEST_P(Reference, LossesAndWeightsAgree) {
 // drift apart, as AdamW turns the rounding of a gradient near zero into a step.
 // Up to the first tie they agree to 1e-7. A tie costs up to 5e-4 in bf16 and
 // 1e-4 in fp16; leaving the rounding out would cost 1e-3 to 1e-2 and 1e-4 to
-// 7e-4. In the third step of GPT-2 in fp16 it would cost 1e-4, too: that step
-// would show nothing.
+// 7e-4. GPT-2 in fp16 has a seed without a tie in its first two steps, in which
+// leaving the rounding out would cost 3e-4.
 INSTANTIATE_TEST_SUITE_P(
     Models, Reference,
     ::testing::Values(Case{"gpt2.json"}, Case{"llama.json"},
                       Case{"mixtral.json"},
                       Case{"gpt2_bf16.json", DType::kBFloat16, 5e-4, 3},
                       Case{"llama_bf16.json", DType::kBFloat16, 5e-4, 5},
-                      Case{"gpt2_fp16.json", DType::kFloat16, 1e-4, 2},
+                      Case{"gpt2_fp16.json", DType::kFloat16, 1e-5, 2},
                       Case{"llama_fp16.json", DType::kFloat16, 1e-4, 3}));
 
 }  // namespace

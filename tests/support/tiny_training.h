@@ -235,7 +235,7 @@ struct TinyRun {
   bool in_queues = false;    // on a device that works behind the host's back
   bool graphs = false;       // that is, as graphs
   bool on_loopback = false;  // on such devices that share their memory
-  bool fuses = true;         // these take fused kernels
+  bool fuses = true;         // kernels, where the device has fused ones
 };
 
 // Trains on one thread per rank. What rank 0 returns; errors of other ranks
@@ -282,8 +282,6 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
       job.load = LoadTraining(*rows);
     }
     job.world = run.in_queues ? queue_world.get() : worlds[r].get();
-    queues.set_fuses(run.fuses);
-    if (run.on_loopback) queue_devices[r]->set_fuses(run.fuses);
     job.device = &device;
     if (run.in_queues) job.device = &queues;
     if (run.on_loopback) job.device = queue_devices[r];
@@ -294,6 +292,7 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     job.progress = run.progress;
     job.learning_rate = run.learning_rate;
     job.graphs = run.graphs;
+    job.fuses = run.fuses;
     if (run.batches != nullptr) {
       const Batches& batches = *run.batches;
       job.load = LoadTraining(batches);

@@ -546,7 +546,10 @@ def main():
                                   ("mixtral", mixtral, MIXTRAL)):
         storages = (None,) if name == "mixtral" else (None, "bf16", "fp16")
         for storage in storages:
-            result = train(forward, config, batch=4, seq_len=8, seed=11,
+            # Of GPT-2 in fp16 the first without a tie in two steps
+            # (reference_test.cc).
+            seed = 13 if (name, storage) == ("gpt2", "fp16") else 11
+            result = train(forward, config, batch=4, seq_len=8, seed=seed,
                            steps=8, options=OPTIONS)
             suffix = "" if storage is None else "_" + storage
             path = os.path.join(folder, name + suffix + ".json")
