@@ -153,6 +153,19 @@ std::vector<Share> Shares(const SearchSpace& space, int64_t experts, int tp,
   return shares;
 }
 
+// Rules of thumb. Nodes of so few devices leave hardly anything to split a
+// layer over, and their network may well carry it.
+constexpr int kFewDevices = 2;
+// What a model's heads, columns and vocabulary may still be cut into.
+constexpr int kMostBeyond = 64;
+
+// The most tensor ranks that lie within nodes, and that constraints ask for.
+int MostTensor(const SearchSpace& space) {
+  const int within = space.least_devices_of_node;
+  return std::max(within <= kFewDevices ? kMostAcross : within,
+                  space.constraints.MostFixed("tp"));
+}
+
 // Chunks of a stage that share out its layers evenly, where layers can be.
 std::vector<int> ChunksOf(const SearchSpace& space, int pp) {
   if (pp == 1) return {1};
@@ -187,23 +200,6 @@ std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
   }
   return strategies;
 }
-
-namespace {
-
-// Nodes of so few devices leave hardly anything to split a layer over, and
-// their network may well carry it.
-constexpr int kFewDevices = 2;
-// What a model's heads, columns and vocabulary may still be cut into.
-constexpr int kMostBeyond = 64;
-
-// The most tensor ranks that lie within nodes, and that constraints ask for.
-int MostTensor(const SearchSpace& space) {
-  const int within = space.least_devices_of_node;
-  return std::max(within <= kFewDevices ? kMostAcross : within,
-                  space.constraints.MostFixed("tp"));
-}
-
-}  // namespace
 
 std::vector<Strategy> UniformStrategies(const SearchSpace& space,
                                         TensorRanks ranks) {

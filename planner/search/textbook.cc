@@ -15,11 +15,29 @@ int Devices(const SearchSpace& space) {
   return static_cast<int>(space.cluster->devices.size());
 }
 
-// Those of the grid that `is` keeps.
+// The split of a replica: tensor parallelism, pipelines.
+bool IsPipeline(const Strategy& s) {
+  return s.tp == 1 && s.pp > 1;
+}
+bool IsTensor(const Strategy& s) {
+  return s.tp > 1 && s.pp == 1;
+}
+bool IsBoth(const Strategy& s) {
+  return s.tp > 1 && s.pp > 1;
+}
+bool IsEither(const Strategy& s) {
+  return s.tp > 1 || s.pp > 1;
+}
+
+// Those of the grid that `is` keeps, with tensor parallelism within nodes, but
+// where constraints ask for more.
 template <typename Is>
 std::vector<Strategy> Grid(const SearchSpace& space, Is is) {
+  const int most_tensor =
+      std::max(space.least_devices_of_node, space.constraints.MostFixed("tp"));
   std::vector<Strategy> all = UniformStrategies(space);
-  std::erase_if(all, [&](const Strategy& s) { return !is(s); });
+  std::erase_if(
+      all, [&](const Strategy& s) { return s.tp > most_tensor || !is(s); });
   return all;
 }
 
@@ -53,45 +71,39 @@ std::vector<Strategy> Zero(const SearchSpace& space) {
 
 std::vector<Strategy> PipelineParallel(const SearchSpace& space) {
   return Grid(space, [](const Strategy& s) {
-    return s.tp == 1 && s.pp > 1 && s.ep == 1 && s.zero == 0;
+    return IsPipeline(s) && s.ep == 1 && s.zero == 0;
   });
 }
 
 std::vector<Strategy> TensorParallel(const SearchSpace& space) {
   return Grid(space, [](const Strategy& s) {
-    return s.tp > 1 && s.pp == 1 && s.ep == 1 && s.zero == 0;
+    return IsTensor(s) && s.ep == 1 && s.zero == 0;
   });
 }
 
 std::vector<Strategy> ThreeD(const SearchSpace& space) {
-  return Grid(space, [](const Strategy& s) {
-    return s.tp > 1 && s.pp > 1 && s.zero == 0;
-  });
+  return Grid(space,
+              [](const Strategy& s) { return IsBoth(s) && s.zero == 0; });
 }
 
 std::vector<Strategy> ThreeDZero(const SearchSpace& space) {
-  return Grid(space, [](const Strategy& s) {
-    return s.tp > 1 && s.pp > 1 && s.zero == 1;
-  });
+  return Grid(space,
+              [](const Strategy& s) { return IsBoth(s) && s.zero == 1; });
 }
 
-// The plainest strategies of some approaches: degrees and nothing else.
+// The plainest strategies of some approaches: degrees, perhaps a ZeRO stage,
+// and nothing else.
 
+template <int kZero>
 std::vector<Strategy> PlainReplicas(const SearchSpace& space) {
   Strategy strategy;
   strategy.dp = Devices(space);
+  strategy.zero = kZero;
   return {strategy};
 }
 
-std::vector<Strategy> PlainShards(const SearchSpace& space) {
-  std::vector<Strategy> all = PlainReplicas(space);
-  all[0].zero = 1;
-  return all;
-}
-
-// Tensor parallelism within nodes and pipelines, where `splits` says so.
-template <typename Splits>
-std::vector<Strategy> PlainSplits(const SearchSpace& space, Splits splits) {
+template <bool (*kIs)(const Strategy&), int kZero>
+std::vector<Strategy> PlainSplits(const SearchSpace& space) {
   std::vector<Strategy> all;
   const int devices = Devices(space);
   const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
@@ -101,36 +113,44 @@ std::vector<Strategy> PlainSplits(const SearchSpace& space, Splits splits) {
       strategy.tp = tp;
       strategy.pp = pp;
       strategy.dp = devices / tp / pp;
-      if (splits(strategy)) all.push_back(strategy);
+      strategy.zero = kZero;
+      if (kIs(strategy)) all.push_back(strategy);
     }
   }
   return all;
 }
 
-std::vector<Strategy> PlainPipelines(const SearchSpace& space) {
-  return PlainSplits(space,
-                     [](const Strategy& s) { return s.tp == 1 && s.pp > 1; });
+// The one with the least memory.
+DeviceId SmallestDevice(const Cluster& cluster) {
+  DeviceId smallest(0);
+  for (size_t d = 1; d < cluster.devices.size(); ++d) {
+    const DeviceId device(static_cast<int64_t>(d));
+    if (cluster.TypeOf(device).memory < cluster.TypeOf(smallest).memory) {
+      smallest = device;
+    }
+  }
+  return smallest;
 }
 
-std::vector<Strategy> PlainTensors(const SearchSpace& space) {
-  return PlainSplits(space,
-                     [](const Strategy& s) { return s.tp > 1 && s.pp == 1; });
-}
-
-std::vector<Strategy> PlainBoth(const SearchSpace& space) {
-  return PlainSplits(space,
-                     [](const Strategy& s) { return s.tp > 1 && s.pp > 1; });
-}
-
-std::vector<Strategy> PlainBothSharded(const SearchSpace& space) {
-  std::vector<Strategy> all = PlainBoth(space);
-  for (Strategy& strategy : all) strategy.zero = 1;
-  return all;
-}
-
-std::vector<Strategy> PlainEither(const SearchSpace& space) {
-  return PlainSplits(space,
-                     [](const Strategy& s) { return s.tp > 1 || s.pp > 1; });
+// Whether a replica fits on the smallest device, all others idle: for batches
+// that the devices do not divide.
+bool FitsAlone(const SearchSpace& space, const Objective& objective) {
+  Cluster alone = *space.cluster;
+  alone.devices.resize(1);
+  const DeviceId smallest = SmallestDevice(*space.cluster);
+  Strategy strategy;
+  strategy.dp = 1;
+  for (const Strategy& sized : WithSamples(space, strategy)) {
+    auto plan = PlanFromStrategy(space.index, alone, sized);
+    if (!plan) continue;
+    for (DeviceGroup& group : plan->groups) group.devices = {smallest};
+    plan->cluster_name = space.cluster->name;
+    if (IsValid(space.index, *space.cluster, *plan) &&
+        objective.Evaluate(*plan).feasible()) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // Adds `strategy` with the optimizer on a tier, parameters there or on the
@@ -216,29 +236,30 @@ std::vector<Strategy> Tiled(const SearchSpace& space) {
 std::span<const Approach> Approaches() {
   static constexpr std::array kTable = {
       Approach{"no split", "the whole model on one device", false, Unsplit,
-               PlainReplicas},
-      Approach{"DDP", "a replica on every device", false, Ddp, PlainReplicas},
+               PlainReplicas<0>},
+      Approach{"DDP", "a replica on every device", false, Ddp,
+               PlainReplicas<0>},
       Approach{"ZeRO", "data parallelism, state cut over all or within nodes",
-               false, Zero, PlainShards},
+               false, Zero, PlainReplicas<1>},
       Approach{"PP", "a pipeline, perhaps of several replicas", false,
-               PipelineParallel, PlainPipelines},
+               PipelineParallel, PlainSplits<IsPipeline, 0>},
       Approach{"TP", "tensor parallelism within nodes, perhaps replicated",
-               false, TensorParallel, PlainTensors},
-      Approach{"PP+TP+DP", "all three", false, ThreeD, PlainBoth},
+               false, TensorParallel, PlainSplits<IsTensor, 0>},
+      Approach{"PP+TP+DP", "all three", false, ThreeD, PlainSplits<IsBoth, 0>},
       Approach{"PP+TP+DP+ZeRO-1", "all three, optimizer state cut", false,
-               ThreeDZero, PlainBothSharded},
+               ThreeDZero, PlainSplits<IsBoth, 1>},
       Approach{"ZeRO with CPU offload",
                "optimizer state, perhaps parameters, in the host's memory",
-               true, OnHost, PlainReplicas},
+               true, OnHost, PlainReplicas<0>},
       Approach{"PP+TP with CPU offload",
                "stages or tensor ranks, state in the host's memory", true,
-               SplitOnHost, PlainEither},
+               SplitOnHost, PlainSplits<IsEither, 0>},
       Approach{"ZeRO with NVMe offload",
                "data parallelism, state and perhaps parameters in files", true,
-               InFiles, PlainReplicas},
+               InFiles, PlainReplicas<0>},
       Approach{"ZeRO with offload and tiling",
                "the same, linears in tiles one after another", true, Tiled,
-               PlainReplicas},
+               PlainReplicas<0>},
   };
   return kTable;
 }
@@ -273,7 +294,7 @@ std::string WhyNone(const Approach& approach, const SearchSpace& space) {
     return "the cluster does not say what its hosts have";
   }
   const bool offloads_alone =
-      approach.offloads && approach.plainest == PlainReplicas;
+      approach.offloads && approach.plainest == PlainReplicas<0>;
   if (devices == 1 && !whole && !offloads_alone) {
     return "the cluster has one device";
   }
@@ -298,37 +319,6 @@ std::string WhyNone(const Approach& approach, const SearchSpace& space) {
   return "none of " + std::to_string(splits.size()) + " splits is; " + reason;
 }
 
-namespace {
-
-// Whether a replica fits on the device with the least memory, all others idle:
-// for batches that the devices do not divide.
-bool FitsAlone(const SearchSpace& space, const Objective& objective) {
-  Cluster alone = *space.cluster;
-  alone.devices.resize(1);
-  Strategy strategy;
-  strategy.dp = 1;
-  for (const Strategy& sized : WithSamples(space, strategy)) {
-    auto plan = PlanFromStrategy(space.index, alone, sized);
-    if (!plan) continue;
-    int64_t least = 0;
-    for (int64_t d = 1; d < Devices(space); ++d) {
-      if (space.cluster->TypeOf(DeviceId(d)).memory <
-          space.cluster->TypeOf(DeviceId(least)).memory) {
-        least = d;
-      }
-    }
-    for (DeviceGroup& group : plan->groups) group.devices = {DeviceId(least)};
-    plan->cluster_name = space.cluster->name;
-    if (IsValid(space.index, *space.cluster, *plan) &&
-        objective.Evaluate(*plan).feasible()) {
-      return true;
-    }
-  }
-  return false;
-}
-
-}  // namespace
-
 Situation SituationOf(const SearchSpace& space, const Objective& objective,
                       bool fast_within, bool fast_between, int threads,
                       const std::function<bool()>& stop) {
@@ -349,11 +339,8 @@ Situation SituationOf(const SearchSpace& space, const Objective& objective,
         weight.elements;
   }
   const int64_t largest = *std::ranges::max_element(elements);
-  int64_t memory = space.cluster->TypeOf(DeviceId(0)).memory.value;
-  for (size_t d = 0; d < space.cluster->devices.size(); ++d) {
-    const DeviceId device(static_cast<int64_t>(d));
-    memory = std::min(memory, space.cluster->TypeOf(device).memory.value);
-  }
+  const int64_t memory =
+      space.cluster->TypeOf(SmallestDevice(*space.cluster)).memory.value;
   situation.layer_fits = 2 * largest * SizeOf(graph.dtype) <= memory;
   situation.host_fits = situation.fits || situation.devices > 1;
   if (situation.host_fits) return situation;

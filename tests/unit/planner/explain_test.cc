@@ -255,6 +255,23 @@ TEST(Textbook, SaysWhyAnApproachHasNoPlan) {
               HasSubstr("with tp=2, pp=2: zero=1 has no effect"));
 }
 
+// The search's own grid goes over nodes of one device; the textbook's does not.
+TEST(Textbook, HasTensorRanksWithinNodes) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  for (const auto& [devices, most] :
+       {std::pair{"dgx-a100-80gb:8x1", 1}, std::pair{"dgx-a100-80gb:2x4", 4}}) {
+    const Cluster cluster = Made(devices);
+    const SearchSpace space(graph, cluster);
+    int widest = 1;
+    for (const Approach& approach : Approaches()) {
+      for (const Strategy& s : approach.strategies(space)) {
+        widest = std::max(widest, s.tp);
+      }
+    }
+    EXPECT_EQ(widest, most) << devices;
+  }
+}
+
 // Whether a replica fits has nothing to do with what the devices divide.
 TEST(Textbook, KnowsThatAReplicaFitsWithoutAPlanOfReplicas) {
   const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
