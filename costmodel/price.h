@@ -123,6 +123,12 @@ class Pricer {
   // Thread-safe, as are all methods.
   int ClassOf(const DeviceGroup& group,
               const DeviceGroup* peer = nullptr) const;
+  // Of the graph, equal numbers: tasks of such nodes, and of such tensors, that
+  // are else alike cost the same.
+  int NumberOf(NodeId node) const { return signature_[node.index()]; }
+  int NumberOf(TensorId tensor) const {
+    return exchanged_slots_[tensor.index()];
+  }
   // Whether renaming hosts changes no price.
   bool hosts_are_alike() const { return hosts_alike_; }
 

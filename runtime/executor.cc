@@ -3,70 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <limits>
 #include <type_traits>
 #include <utility>
 
-#include "planner/ir/running_average.h"
-#include "planner/ir/vocabulary.h"
 #include "planner/plan/sequence_order.h"
 #include "runtime/device/staging.h"
 #include "runtime/float16.h"
-#include "runtime/kernels/counter.h"
 
 namespace tessera {
 namespace {
-
-// The dtype of scalars and statistics.
-DType ScalarType(const Graph& graph) {
-  return graph.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
-// The attributes that optimizer kernels read.
-std::vector<Attribute> OptimizerAttributes(const TrainingOptions& options,
-                                           bool weight_decay) {
-  return {{"beta1", options.beta1},
-          {"beta2", options.beta2},
-          {"clip", options.clip},
-          {"epsilon", options.epsilon},
-          {"lr", options.learning_rate},
-          {"weight_decay", weight_decay ? options.weight_decay : 0}};
-}
-
-// Those of factored kernels, whose state is of type `dtype`.
-std::vector<Attribute> FactoredAttributes(const TrainingOptions& options,
-                                          bool weight_decay, DType dtype) {
-  const double machine = dtype == DType::kFloat64
-                             ? std::numeric_limits<double>::epsilon()
-                             : std::numeric_limits<float>::epsilon();
-  return {{"beta2_decay", options.beta2_decay},
-          {"d", options.d},
-          {"epsilon1", options.epsilon1.value_or(machine)},
-          {"epsilon2", options.epsilon2},
-          {"lr", options.learning_rate},
-          {"weight_decay", weight_decay ? options.weight_decay : 0}};
-}
-
-void SetAttribute(std::vector<Attribute>& attributes, std::string_view name,
-                  double value) {
-  for (Attribute& attribute : attributes) {
-    if (attribute.name == name) attribute.value = value;
-  }
-}
-
-// The dimensions of a value of a weight of `rank` dimensions that belong
-// together: of a matrix its batches, rows and columns, or as many of these as
-// the value has; of another weight all.
-std::vector<size_t> GroupsOf(const std::optional<MatrixForm>& form, size_t rank,
-                             size_t dims) {
-  if (!form) return {dims};
-  if (dims == rank) {
-    return {form->batches, form->rows, rank - form->batches - form->rows};
-  }
-  if (dims <= form->batches) return {dims};
-  return {form->batches, dims - form->batches};
-}
 
 std::vector<int> WorldRanks(const DeviceGroup& group) {
   std::vector<int> ranks;
@@ -141,11 +87,10 @@ RankExecutor::~RankExecutor() {
     if (!borrowed && !placed) Free(ValueId(v));
   }
   for (size_t tier = 0; tier < arenas_.size(); ++tier) {
-    const bool host = static_cast<MemoryTier>(tier) == MemoryTier::kHost;
     const bool borrowed = weights_ != nullptr &&
                           arenas_[tier].data == weights_->arenas_[tier].data;
     if (arenas_[tier].data == nullptr || borrowed) continue;
-    (host ? *host_ : device_).Free(arenas_[tier].data);
+    DeviceOf(static_cast<MemoryTier>(tier)).Free(arenas_[tier].data);
   }
   for (const auto& [device, one] : ones_) device->Free(one);
   if (numbers_ != nullptr) device_.Free(numbers_);
@@ -406,12 +351,6 @@ bool RankExecutor::IsAbsent(ValueId id) const {
                     position(value.group));
 }
 
-bool RankExecutor::IsAlone(ValueId id) const {
-  const Value& value = tasks_.value(id);
-  const DeviceGroup& group = tasks_.group(value.group);
-  return group.Size(value.layout.replicated(group)) == 1;
-}
-
 bool RankExecutor::IsIdle(const Task& task) const {
   switch (task.kind) {
     case TaskKind::kLoad:
@@ -438,6 +377,15 @@ bool RankExecutor::IsIdle(const Task& task) const {
       return false;
   }
   return false;
+}
+
+RankDevice& RankExecutor::DeviceOf(MemoryTier tier) const {
+  return tier == MemoryTier::kHost ? *host_ : device_;
+}
+
+RankDevice& RankExecutor::DeviceOf(const Task& task) const {
+  return DeviceOf(OnHost(task, tasks_.values) ? MemoryTier::kHost
+                                              : MemoryTier::kDevice);
 }
 
 Bytes RankExecutor::BytesOf(ValueId id) const {
@@ -487,74 +435,6 @@ LocalTensor RankExecutor::local(ValueId id) const {
   return tensor;
 }
 
-LocalTensor RankExecutor::InWeight(ValueId id,
-                                   std::optional<Range>& run) const {
-  const Value& value = tasks_.value(id);
-  const Placement here = placement(id);
-  if (value.layout.flat != 0) run = here.run;
-  return BlockOf(value, here);
-}
-
-std::vector<Attribute> RankExecutor::RoundingAttributes(ValueId id) const {
-  const Tensor& weight = graph_.tensor(tasks_.value(id).tensor);
-  return {{"salt", static_cast<double>(HashName(weight.name) >> 11)}};
-}
-
-std::vector<std::byte> RankExecutor::RoundedMasters(ValueId parameter,
-                                                    std::span<float> masters,
-                                                    int64_t steps) const {
-  const Value& value = tasks_.value(parameter);
-  std::vector<std::byte> rounded(masters.size() *
-                                 static_cast<size_t>(SizeOf(value.dtype)));
-  LocalTensor from;
-  from.data = masters.data();
-  from.shape = {std::ssize(masters)};
-  KernelCall call;
-  LocalTensor to = InWeight(parameter, call.run);
-  to.data = rounded.data();
-  const std::vector<Attribute> attributes = RoundingAttributes(parameter);
-  call.operands = {&from, 1};
-  call.results = {&to, 1};
-  call.attributes = attributes;
-  call.seed = seed_;
-  call.step = steps - 1;
-  const bool at_random = options_.stochastic_rounding && steps > 0;
-  FindCpuKernel(at_random ? "stochastic_cast" : "cast").value()->run(call);
-  return rounded;
-}
-
-LocalTensor RankExecutor::Regrouped(ValueId id,
-                                    const std::vector<size_t>& groups) const {
-  const Value& value = tasks_.value(id);
-  const Box block = placement(id).block;
-  Layout all = value.layout;
-  all.tile = {};
-  const Box kept = BlockAt(all, tasks_.group(value.group), value.shape,
-                           position(value.group));
-  LocalTensor tensor;
-  tensor.data = data(id);
-  tensor.dtype = value.dtype;
-  size_t d = 0;
-  for (const size_t dims : groups) {
-    int64_t extent = 1;
-    int64_t offset = 0;
-    int64_t whole = 1;
-    for (const size_t end = d + dims; d < end; ++d) {
-      // Together they are a run of indices.
-      TESSERA_CHECK(extent == 1 || block[d].size() == kept[d].size())
-          << "an inner dimension in tiles";
-      offset = offset * kept[d].size() + block[d].begin - kept[d].begin;
-      extent *= block[d].size();
-      whole *= value.shape[d];
-    }
-    tensor.shape.push_back(extent);
-    tensor.offset.push_back(offset);
-    tensor.global_shape.push_back(whole);
-  }
-  TESSERA_CHECK(d == value.shape.size()) << value.what;
-  return tensor;
-}
-
 void* RankExecutor::data(ValueId id) const {
   auto* const buffer =
       static_cast<std::byte*>(buffers_[roots_[id.index()].index()]);
@@ -570,316 +450,6 @@ std::vector<Placement> RankExecutor::Placements(
                                      value.shape, position));
   }
   return placements;
-}
-
-Result<RankExecutor::Call> RankExecutor::MakeCall(
-    const RankDevice& device, std::string_view kernel,
-    std::vector<ValueId> reads, std::vector<ValueId> writes) const {
-  Call call;
-  TESSERA_TRY(call.kernel, device.FindKernel(kernel));
-  for (ValueId read : reads) {
-    call.operands.push_back(read.valid() ? local(read) : LocalTensor());
-  }
-  for (ValueId written : writes) call.results.push_back(local(written));
-  call.reads = std::move(reads);
-  call.writes = std::move(writes);
-  return call;
-}
-
-// Whether all integers among the values are the input "positions".
-bool RankExecutor::ReadsPositions(const std::vector<ValueId>& values) const {
-  bool some = false;
-  for (ValueId id : values) {
-    if (!id.valid() || tasks_.value(id).dtype != DType::kInt32) continue;
-    const TensorId tensor = tasks_.value(id).tensor;
-    if (!tensor.valid() || graph_.tensor(tensor).name != "positions") {
-      return false;
-    }
-    some = true;
-  }
-  return some;
-}
-
-// A kernel of a graph's node, or one without a node that works alike ("sum").
-Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
-  if (MomentsOf(task.kernel) || task.kernel == "square_sum" ||
-      task.kernel == "clip_coefficient" || task.kernel == "cast" ||
-      task.kernel == "stochastic_cast" || task.kernel == "running_average") {
-    TESSERA_RETURN_IF_ERROR(PrepareListKernel(task, work));
-    PlanLaunches(work);
-    return {};
-  }
-  if (const FactoredKernel* kernel = FindFactoredKernel(task.kernel)) {
-    return PrepareFactoredKernel(task, *kernel, work);
-  }
-  const int here = position(task.group);
-  const DeviceGroup& group = tasks_.group(task.group);
-  TESSERA_TRY(Call call,
-              MakeCall(OnHost(task, tasks_.values) ? *host_ : device_,
-                       task.kernel, task.reads, task.writes));
-  for (size_t i = 0; i < task.masks.size(); ++i) {
-    if (group.Coordinate(here, task.masks[i]) == 0) continue;
-    call.reads[i] = ValueId();
-    call.operands[i].data = nullptr;
-  }
-  if (task.node.valid()) {
-    call.rule = &graph_.node(task.node).rule;
-    call.attributes = graph_.node(task.node).attributes;
-  }
-  if (task.kernel == "dropout" && weights_ != nullptr) {
-    SetAttribute(call.attributes, "probability", 0);
-  }
-  if (task.kernel.starts_with("tracked_") && weights_ != nullptr) {
-    SetAttribute(call.attributes, "momentum", -1);  // norms by the averages
-  }
-  call.reads_positions = ReadsPositions(call.reads);
-  call.alone = std::ranges::all_of(
-      task.writes, [this](ValueId value) { return IsAlone(value); });
-  call.accumulate = task.accumulate;
-  if (call.accumulate && !call.kernel->accumulates) {
-    return InvalidInput("kernel '" + std::string(task.kernel) +
-                        "' does not accumulate");
-  }
-  work.calls.push_back(std::move(call));
-  return {};
-}
-
-void RankExecutor::PlanLaunches(Work& work) {
-  std::vector<ListedCall> listed;
-  for (const Call& call : work.calls) {
-    ListedCall& one = listed.emplace_back();
-    one.kernel = call.kernel;
-    for (const auto* tensors : {&call.operands, &call.results}) {
-      for (const LocalTensor& tensor : *tensors) {
-        one.dtypes.push_back(tensor.dtype);
-      }
-    }
-    one.shared.assign(call.reads.begin() + 1, call.reads.end());
-  }
-  work.launches = LaunchSizes(listed);
-}
-
-// Optimizer kernels: the task lists all weights of a block, and each is a call
-// of its own on flat shards (Task::reads in planner/lower/task_graph.h).
-Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
-  RankDevice& device = OnHost(task, tasks_.values) ? *host_ : device_;
-  const auto add = [&](std::vector<ValueId> reads, std::vector<ValueId> writes,
-                       bool decay) -> Result<Call*> {
-    TESSERA_TRY(Call call, MakeCall(device, task.kernel, reads, writes));
-    call.attributes = OptimizerAttributes(options_, decay);
-    work.calls.push_back(std::move(call));
-    return &work.calls.back();
-  };
-  if (task.kernel == "clip_coefficient") {
-    TESSERA_RETURN_IF_ERROR(add(task.reads, task.writes, false));
-    return {};
-  }
-  if (task.kernel == "cast") {
-    for (size_t i = 0; i < task.reads.size(); ++i) {
-      TESSERA_RETURN_IF_ERROR(add({task.reads[i]}, {task.writes[i]}, false));
-    }
-    return {};
-  }
-  if (task.kernel == "stochastic_cast") {
-    for (size_t i = 0; i < task.reads.size(); ++i) {
-      if (IsAbsent(task.writes[i])) continue;
-      TESSERA_TRY(Call* const call,
-                  add({task.reads[i]}, {task.writes[i]}, false));
-      call->results[0] = InWeight(task.writes[i], call->run);
-      call->attributes = RoundingAttributes(task.writes[i]);
-    }
-    return {};
-  }
-  if (task.kernel == "running_average") {
-    if (running_momenta_.empty()) running_momenta_ = RunningMomenta(graph_);
-    for (size_t i = 0; i < task.writes.size(); ++i) {
-      if (IsAbsent(task.writes[i])) continue;
-      TESSERA_TRY(Call* const call,
-                  add({task.reads[i]}, {task.writes[i]}, false));
-      const TensorId average = tasks_.value(task.writes[i]).tensor;
-      const double kept = 1 - running_momenta_[average.index()];
-      call->attributes = {{"rate", 1 - std::pow(kept, tasks_.microbatches)}};
-    }
-    return {};
-  }
-  if (task.kernel == "square_sum" && !task.writes.empty() &&
-      tasks_.value(task.writes[0]).tensor.valid()) {
-    // Of parameters, a sum for each weight.
-    for (ValueId sum : task.writes) {
-      bool first = true;
-      for (ValueId read : task.reads) {
-        if (tasks_.value(read).tensor != tasks_.value(sum).tensor ||
-            IsAbsent(read)) {
-          continue;
-        }
-        TESSERA_TRY(Call* const call, add({read}, {sum}, false));
-        call->accumulate = !std::exchange(first, false);
-      }
-    }
-    return {};
-  }
-  if (task.kernel == "square_sum") {
-    // Starts as zero: masks may leave nothing to add on this rank.
-    if (!task.accumulate) work.zeroes = task.writes;
-    const DeviceGroup& group = tasks_.group(task.group);
-    for (size_t i = 0; i < task.reads.size(); ++i) {
-      const AxisSet mask = task.masks.empty() ? 0 : task.masks[i];
-      if (group.Coordinate(position(task.group), mask) != 0) continue;
-      TESSERA_TRY(Call* const call, add({task.reads[i]}, task.writes, false));
-      call->accumulate = true;
-    }
-    return {};
-  }
-  const auto per_weight = 1 + static_cast<size_t>(*MomentsOf(task.kernel));
-  const size_t weights = task.writes.size() / per_weight;
-  TESSERA_CHECK(task.writes.size() == weights * per_weight &&
-                task.reads.size() >= weights &&
-                task.reads.size() <= weights + 2)
-      << task.kernel << " reads " << task.reads.size() << " and writes "
-      << task.writes.size();
-  // The coefficient, and the loss scale.
-  std::vector<ValueId> scalars(
-      task.reads.begin() + static_cast<int64_t>(weights), task.reads.end());
-  if (scalars.empty()) scalars.push_back(ValueId());
-  for (size_t w = 0; w < weights; ++w) {
-    const auto written =
-        task.writes.begin() + static_cast<int64_t>(w * per_weight);
-    if (IsAbsent(*written)) continue;
-    const TensorId weight = tasks_.value(*written).tensor;
-    std::vector<ValueId> reads = {task.reads[w]};
-    reads.insert(reads.end(), scalars.begin(), scalars.end());
-    TESSERA_TRY(
-        Call* const call,
-        add(std::move(reads),
-            {written, written + static_cast<int64_t>(per_weight)},
-            graph_.tensor(weight).weight_decay && task.kernel != "adam"));
-    if (!scalars[0].valid()) {
-      TESSERA_TRY(call->operands[1].data, One(device));
-      call->operands[1].dtype = ScalarType(graph_);
-    }
-  }
-  return {};
-}
-
-// One call for each piece, or weight (planner/lower/factored_update.h).
-Result<void> RankExecutor::PrepareFactoredKernel(const Task& task,
-                                                 const FactoredKernel& kernel,
-                                                 Work& work) {
-  RankDevice& device = OnHost(task, tasks_.values) ? *host_ : device_;
-  if (matrix_forms_.empty()) {
-    const std::vector<TensorId> weights = Weights(graph_);
-    const auto forms = MatrixForms(graph_);
-    for (size_t w = 0; w < weights.size(); ++w) {
-      matrix_forms_.emplace(weights[w], forms[w]);
-    }
-  }
-  std::vector<ValueId> reads = task.reads;
-  std::vector<ValueId> scalars;
-  while (!reads.empty() && !tasks_.value(reads.back()).tensor.valid()) {
-    scalars.insert(scalars.begin(), reads.back());
-    reads.pop_back();
-  }
-  if (scalars.empty()) scalars.push_back(ValueId());
-  std::vector<TensorId> weights;
-  for (ValueId read : reads) {
-    const TensorId weight = tasks_.value(read).tensor;
-    if (std::ranges::find(weights, weight) == weights.end()) {
-      weights.push_back(weight);
-    }
-  }
-  const auto size = [](int lists) { return static_cast<size_t>(lists); };
-  const size_t pieces =
-      kernel.piece_reads == 0
-          ? 0
-          : (reads.size() - size(kernel.weight_reads) * weights.size()) /
-                size(kernel.piece_reads);
-  const auto is_whole = [&](size_t entries, int of_pieces, int of_weights) {
-    return entries ==
-           size(of_pieces) * pieces + size(of_weights) * weights.size();
-  };
-  TESSERA_CHECK(
-      is_whole(reads.size(), kernel.piece_reads, kernel.weight_reads) &&
-      is_whole(task.writes.size(), kernel.piece_writes, kernel.weight_writes))
-      << task.kernel << " reads " << reads.size() << " and writes "
-      << task.writes.size();
-
-  const size_t calls = kernel.piece_reads == 0 ? weights.size() : pieces;
-  std::vector<bool> begun(weights.size());
-  const std::map<TensorId, int64_t> padded = PaddedWeights(graph_);
-  for (size_t i = 0; i < calls; ++i) {
-    const TensorId weight = tasks_.value(reads[i]).tensor;
-    const auto w = static_cast<size_t>(std::ranges::find(weights, weight) -
-                                       weights.begin());
-    const auto entries = [&](const std::vector<ValueId>& of, int of_pieces,
-                             int of_weights) {
-      std::vector<ValueId> entries;
-      for (size_t list = 0; list < size(of_pieces); ++list) {
-        entries.push_back(of[list * pieces + i]);
-      }
-      for (size_t list = 0; list < size(of_weights); ++list) {
-        entries.push_back(
-            of[size(of_pieces) * pieces + list * weights.size() + w]);
-      }
-      return entries;
-    };
-    std::vector<ValueId> operands =
-        entries(reads, kernel.piece_reads, kernel.weight_reads);
-    const std::vector<ValueId> results =
-        entries(task.writes, kernel.piece_writes, kernel.weight_writes);
-    if (IsAbsent(results[0])) continue;
-    operands.insert(operands.end(), scalars.begin(), scalars.end());
-    TESSERA_TRY(Call call, MakeCall(device, task.kernel, operands, results));
-    call.attributes =
-        FactoredAttributes(options_, graph_.tensor(weight).weight_decay,
-                           tasks_.value(results[0]).dtype);
-    call.accumulate = begun[w];
-    begun[w] = true;
-    if (kernel.piece_reads > 0) call.run = placement(reads[i]).run;
-    // Dimensions of a matrix are brought together.
-    const auto& form = matrix_forms_.at(weight);
-    const size_t rank = graph_.tensor(weight).shape.size();
-    const auto regroup = [&](const std::vector<ValueId>& ids,
-                             std::vector<LocalTensor>& tensors) {
-      for (size_t k = 0; k < ids.size(); ++k) {
-        if (!ids[k].valid() || !tasks_.value(ids[k]).tensor.valid()) continue;
-        const size_t dims = tasks_.value(ids[k]).shape.size();
-        tensors[k] = Regrouped(ids[k], GroupsOf(form, rank, dims));
-      }
-    };
-    regroup(operands, call.operands);
-    regroup(results, call.results);
-    // Means are over the rows that are not padding, which are all zero.
-    if (const auto rows = padded.find(weight); rows != padded.end()) {
-      int64_t& whole =
-          call.operands[0].global_shape[form && form->batches == 0 ? 1 : 0];
-      whole = whole / graph_.tensor(weight).shape[0] * rows->second;
-    }
-    if (!scalars[0].valid()) {
-      const size_t coefficient = operands.size() - 1;
-      TESSERA_TRY(call.operands[coefficient].data, One(device));
-      call.operands[coefficient].dtype = ScalarType(graph_);
-    }
-    work.calls.push_back(std::move(call));
-  }
-  return {};
-}
-
-Result<void*> RankExecutor::One(RankDevice& device) {
-  for (const auto& [other, data] : ones_) {
-    if (other == &device) return data;
-  }
-  const Bytes size{SizeOf(ScalarType(graph_))};
-  TESSERA_TRY(void* const data,
-              device.Allocate(size, MemoryCategory::kWorkspace));
-  ones_.emplace_back(&device, data);
-  if (ScalarType(graph_) == DType::kFloat64) {
-    const double one = 1;
-    device.Write(data, &one, size);
-  } else {
-    const float one = 1;
-    device.Write(data, &one, size);
-  }
-  return data;
 }
 
 void RankExecutor::PrepareSlices(const Task& task, Work& work) const {
@@ -983,19 +553,12 @@ Result<void> RankExecutor::OpenChannels() {
 
 // ---- Running
 
-void RankExecutor::set_learning_rate(double rate) {
-  learning_rate_ = rate;
-  for (Work& work : work_) {
-    for (Call& call : work.calls) SetAttribute(call.attributes, "lr", rate);
-  }
-}
-
 Result<void> RankExecutor::Allocate(ValueId root) {
   const Bytes bytes = buffer_bytes_[root.index()];
   const Value& value = tasks_.value(root);
   if (InFile(root)) return {};  // it has its place
-  RankDevice& device = value.tier == MemoryTier::kHost ? *host_ : device_;
-  TESSERA_TRY(buffers_[root.index()], device.Allocate(bytes, value.category));
+  TESSERA_TRY(buffers_[root.index()],
+              DeviceOf(value.tier).Allocate(bytes, value.category));
   return {};
 }
 

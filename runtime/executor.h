@@ -212,8 +212,9 @@ class RankExecutor : public Executor {
   Result<void> MakeArena(MemoryTier tier, Bytes bytes);
   Result<void> Pin(void* data, Bytes bytes);
   int StreamOf(const Work& work);
+  // executor_kernels.cc
+  class ListCalls;
   Result<void> PrepareCompute(const Task& task, Work& work);
-  Result<void> PrepareListKernel(const Task& task, Work& work);
   static void PlanLaunches(Work& work);
   Result<void> PrepareFactoredKernel(const Task& task,
                                      const FactoredKernel& kernel, Work& work);
@@ -227,14 +228,16 @@ class RankExecutor : public Executor {
   LocalTensor Regrouped(ValueId value, const std::vector<size_t>& groups) const;
   // Whether no other rank of its group has the same part of a value.
   bool IsAlone(ValueId value) const;
-  // What a kernel of `device` does.
+  // Whether all integers among the values are the input "positions".
   bool ReadsPositions(const std::vector<ValueId>& values) const;
+  // What a kernel of `device` does.
   Result<Call> MakeCall(const RankDevice& device, std::string_view kernel,
                         std::vector<ValueId> reads,
                         std::vector<ValueId> writes) const;
   // Memory of `device` that holds the scalar 1: the clip coefficient where none
   // is computed.
   Result<void*> One(RankDevice& device);
+
   void PrepareSlices(const Task& task, Work& work) const;
   // That of a task's exchange over its axes.
   Communicator& CommunicatorOf(const Task& task) const;
@@ -277,6 +280,10 @@ class RankExecutor : public Executor {
   std::vector<Placement> Placements(ValueId value,
                                     const std::vector<int>& positions) const;
   Bytes BytesOf(ValueId value) const;
+  // The device of a tier's memory, which is none in a file; and where a task
+  // computes.
+  RankDevice& DeviceOf(MemoryTier tier) const;
+  RankDevice& DeviceOf(const Task& task) const;
   // Whether this rank is away from the root that alone has the value.
   bool IsAbsent(ValueId value) const;
   // Whether a task leaves this rank nothing to do, since all that it makes is

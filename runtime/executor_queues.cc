@@ -225,12 +225,10 @@ Result<void> RankExecutor::MakeArena(MemoryTier tier, Bytes bytes) {
       return {};
     }
   }
-  const bool host = tier == MemoryTier::kHost;
-  TESSERA_TRY(
-      arena.data,
-      (host ? *host_ : device_).Allocate(bytes, MemoryCategory::kActivation));
+  TESSERA_TRY(arena.data,
+              DeviceOf(tier).Allocate(bytes, MemoryCategory::kActivation));
   arena.bytes = bytes;
-  return host ? Pin(arena.data, bytes) : Result<void>();
+  return tier == MemoryTier::kHost ? Pin(arena.data, bytes) : Result<void>();
 }
 
 Result<void> RankExecutor::Pin(void* data, Bytes bytes) {

@@ -6,18 +6,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
+#include "planner/base/system_error.h"
+
 namespace tessera {
-namespace {
-
-Error SystemError(const char* action, const std::string& path, int error) {
-  return {error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kUnavailable,
-          std::string(action) + ": " + std::strerror(error), path};
-}
-
-}  // namespace
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : bytes_(std::exchange(other.bytes_, {})) {}

@@ -16,6 +16,7 @@
 #include <sstream>
 #include <utility>
 
+#include "planner/base/system_error.h"
 #include "planner/io/json_value.h"
 
 namespace tessera {
@@ -84,11 +85,6 @@ std::string Quoted(std::string_view text) {
     quoted += c;
   }
   return quoted + "\"";
-}
-
-Error SystemError(std::string_view action, const std::string& path, int error) {
-  return {error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kUnavailable,
-          std::string(action) + ": " + std::strerror(error), path};
 }
 
 // A whole number of at least 0, exact in a double.

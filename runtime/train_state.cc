@@ -1,7 +1,6 @@
 #include "runtime/train_state.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <set>
@@ -144,41 +143,6 @@ Result<void> InitialiseState(const Graph& graph, uint64_t seed,
                    executor, threads, start));
   }
   return {};
-}
-
-LoadInput LoadFrom(const TokenData& data, uint64_t seed, const Graph& graph) {
-  const int64_t seq_len = graph.seq_len;
-  const int64_t batch = graph.global_batch;
-  return [&data, seed, seq_len, batch](const Tensor& tensor,
-                                       const LocalTensor& block,
-                                       int64_t first_sample) -> Result<void> {
-    const int64_t step = first_sample / batch;
-    const bool tokens = tensor.name == "tokens";
-    if (!tokens && tensor.name != "labels" && tensor.name != "positions") {
-      return InvalidInput(
-          "no data for it: expected tokens, labels or positions",
-          "input '" + tensor.name + "'");
-    }
-    const auto width = static_cast<size_t>(block.shape[1]);
-    const int64_t first = block.offset[1];
-    std::vector<int32_t> row(static_cast<size_t>(seq_len));
-    std::vector<int32_t> next(static_cast<size_t>(seq_len));
-    int32_t* out = block.as<int32_t>();
-    for (int64_t i = 0; i < block.shape[0]; ++i) {
-      if (tensor.name == "positions") {
-        for (size_t j = 0; j < width; ++j) {
-          out[j] = static_cast<int32_t>(first + static_cast<int64_t>(j));
-        }
-      } else {
-        TESSERA_RETURN_IF_ERROR(data.Sample(seed, step, block.offset[0] + i,
-                                            seq_len, row.data(), next.data()));
-        const int32_t* from = (tokens ? row : next).data() + first;
-        std::memcpy(out, from, width * sizeof(int32_t));
-      }
-      out += width;
-    }
-    return {};
-  };
 }
 
 }  // namespace tessera

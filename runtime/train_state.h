@@ -1,8 +1,7 @@
 #pragma once
-// What a rank starts from: weights and optimizer state, and the rows of data.
+// What a rank starts from: weights and optimizer state.
 
 #include "planner/base/result.h"
-#include "runtime/data/tokens.h"
 #include "runtime/executor.h"
 #include "runtime/start_up.h"
 
@@ -15,10 +14,5 @@ namespace tessera {
 // or when it is interrupted.
 Result<void> InitialiseState(const Graph& graph, uint64_t seed,
                              RankExecutor& executor, StartUp start = {});
-
-// Inputs by name: "tokens" and "labels" from `data`, which outlives the
-// result, in the order that `seed` gives; "positions" count from 0 in every
-// row. kInvalidInput for an input of another name.
-LoadInput LoadFrom(const TokenData& data, uint64_t seed, const Graph& graph);
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -95,9 +96,11 @@ class Trainer {
       const bool last = i + 1 == job_.steps || summary_.interrupted;
       const bool due =
           job_.save_every > 0 && executor_.step() % job_.save_every == 0;
-      if (!job_.save_path.empty() && (last || due)) {
+      if (!job_.save_path.empty() && (last || due) &&
+          std::isfinite(summary_.losses.back())) {
         TESSERA_RETURN_IF_ERROR(SaveCheckpoint(job_.save_path, *job_.graph,
                                                job_.seed, executor_, all_));
+        summary_.saved = executor_.step();
       }
     }
     if (!job_.export_folder.empty()) {
@@ -284,7 +287,6 @@ class Trainer {
       summary_.host_memory.push_back(theirs.host_memory);
       summary_.files.push_back(theirs.file);
       summary_.os_peak.push_back(theirs.os_peak);
-      summary_.breakdowns.push_back(BreakdownOf(*job_.tasks, received));
       summary_.timelines.push_back(std::move(received));
     }
     return executor_.world().Flush();
@@ -333,6 +335,7 @@ Terms TermsOf(const TrainingJob& job) {
         job.options.d}) {
     mix(options, value);
   }
+  mix(options, job.options.stochastic_rounding);
   uint64_t rate = 0;
   mix(rate, job.options.learning_rate);
   if (job.learning_rate) {
@@ -346,6 +349,7 @@ Terms TermsOf(const TrainingJob& job) {
     mix(rate, given.steps);
   }
   uint64_t work = 0;
+  for (char c : Fingerprint(*job.graph)) mix(work, c);
   for (const Task& task : job.tasks->tasks) {
     mix(work, task.kind);
     mix(work, task.group.value);

@@ -42,7 +42,7 @@ struct TrainingJob {
   const Graph* graph = nullptr;      // differentiated
   const TaskGraph* tasks = nullptr;  // of the plan
   TrainingOptions options;
-  // Fixes weights, dropout and (with LoadFrom) the order of the data.
+  // Fixes weights and dropout.
   uint64_t seed = 0;
   int64_t steps = 1;  // after those of the checkpoint, if one is loaded
   LoadInput load;
@@ -60,7 +60,9 @@ struct TrainingJob {
   std::string offload_directory = ".";
   PublishedLayout layout;  // of the model's published weights
   std::string load_path;   // checkpoint or weights to start from; empty: none
-  std::string save_path;   // checkpoint to leave; empty: none
+  // Checkpoint to leave; empty: none. Of a step whose loss is no number, or
+  // infinite, none is left: what an earlier one left stays.
+  std::string save_path;
   int64_t save_every = 0;  // at steps that it divides; 0: only at the end
   // Folder that is left the weights, in the graph's type; empty: none.
   std::string export_folder;
@@ -106,6 +108,7 @@ struct TrainingResult {
   Duration step_time;
   double tokens_per_s = 0;
   bool interrupted = false;
+  std::optional<int64_t> saved;  // the step behind which it left a checkpoint
   GraphUse graphs;       // of this rank; none without TrainingJob::graphs
   std::string products;  // of this rank: RankDevice::TunedProducts
   // By rank, on rank 0 only: the true peak of memory, and the step that took
@@ -119,7 +122,6 @@ struct TrainingResult {
   // MB that the kernels pack operands into, and the channels between ranks.
   std::vector<Bytes> os_peak;
   std::vector<Timeline> timelines;
-  std::vector<Breakdown> breakdowns;
 };
 
 // On an error of its own this rank aborts the job, so that no peer waits.

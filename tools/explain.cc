@@ -154,37 +154,23 @@ constexpr std::string_view kUnexplained = "unexplained";
 // Shares that are shown as 0.0 %.
 constexpr double kNoShare = 0.0005;
 
-// Parts of the step by what they wait for, largest first, and the rest. They
-// add up to 1.
-std::vector<std::pair<std::string, double>> BindingParts(
-    const Prediction& prediction) {
-  std::vector<std::pair<std::string, double>> parts;
-  const double bubble = prediction.evaluation.breakdown.idle.seconds() /
-                        prediction.evaluation.step_time.seconds();
-  if (bubble > 0) parts.emplace_back("pipeline bubble", bubble);
-  if (!prediction.sensitivity) return parts;
-  for (const Elasticity& e : prediction.sensitivity->resources) {
-    const std::string name(e.resource->part);
-    auto part =
-        std::ranges::find(parts, name, &std::pair<std::string, double>::first);
-    if (part == parts.end()) part = parts.insert(parts.end(), {name, 0});
-    part->second += e.value * (1 - bubble);
-  }
-  std::erase_if(parts, [](const auto& part) { return part.second < kNoShare; });
-  std::ranges::stable_sort(
-      parts, [](const auto& a, const auto& b) { return a.second > b.second; });
+// The parts that are shown, largest first, and the rest. They add up to 1.
+std::vector<StepPart> ShownParts(const Prediction& prediction) {
+  std::vector<StepPart> parts = BindingParts(prediction);
+  std::erase_if(parts, [](const auto& part) { return part.share < kNoShare; });
+  std::ranges::stable_sort(parts, std::ranges::greater(), &StepPart::share);
   double rest = 1;
-  for (const auto& [name, share] : parts) rest -= share;
-  parts.emplace_back(kUnexplained, rest);
+  for (const StepPart& part : parts) rest -= part.share;
+  parts.push_back({kUnexplained, rest});
   return parts;
 }
 
-std::string SharesText(
-    const std::vector<std::pair<std::string, double>>& parts) {
+std::string SharesText(const std::vector<StepPart>& parts) {
   std::string text;
   for (const auto& [name, share] : parts) {
     if (std::abs(share) < kNoShare) continue;
-    text += (text.empty() ? "" : ", ") + name + " " + FormatPercent(share);
+    text += (text.empty() ? "" : ", ") + std::string(name) + " " +
+            FormatPercent(share);
   }
   return text;
 }
@@ -199,15 +185,15 @@ std::string BindsText(const Prediction& prediction) {
   std::string out =
       text + "\n  " +
       Wrap("step time " + FormatTime(prediction.evaluation.step_time) +
-               ", by " + SharesText(BindingParts(prediction)),
+               ", by " + SharesText(ShownParts(prediction)),
            4) +
       "\n";
-  std::vector<std::pair<std::string, double>> exposed;
+  std::vector<StepPart> exposed;
   for (const BreakdownPart& part : PartsOf(prediction.evaluation.breakdown)) {
     if (part.time == Duration{} || part.name == "bubble") continue;
-    exposed.emplace_back(
-        part.name,
-        part.time.seconds() / prediction.evaluation.step_time.seconds());
+    exposed.push_back(
+        {part.name,
+         part.time.seconds() / prediction.evaluation.step_time.seconds()});
   }
   out += "  " + Wrap("a device's time: " + SharesText(exposed), 4) + "\n";
   const std::string memory = "memory " + FormatBytes(prediction.memory) +
@@ -304,8 +290,8 @@ Json ExplainJson(const Inputs& inputs, const Plan& plan, const Explanation& e) {
   json.Set("complete", e.complete);
   json.Set("bottleneck", e.prediction.bottleneck);
   Json binds = Json::Object();
-  for (const auto& [name, share] : BindingParts(e.prediction)) {
-    binds.Set(name, share);
+  for (const auto& [name, share] : ShownParts(e.prediction)) {
+    binds.Set(std::string(name), share);
   }
   json.Set("binds", std::move(binds));
   // What decisions and neighbours are to be compared with.

@@ -110,12 +110,6 @@ Result<void> SetStochasticRounding(Options& options, const std::string&) {
   return {};
 }
 
-Result<void> AddProfile(Options& options, const std::string& value) {
-  if (value.empty()) return InvalidInput("the value is empty");
-  options.profiles.push_back(value);
-  return {};
-}
-
 template <std::vector<std::string> Options::*kMember>
 Result<void> AddText(Options& options, const std::string& value) {
   if (value.empty()) return InvalidInput("the value is empty");
@@ -163,27 +157,20 @@ Result<void> SetDays(Options& options, const std::string& value) {
   return {};
 }
 
-Result<void> SetScaling(Options& options, const std::string& value) {
-  static constexpr std::array<std::string_view, 2> kNames = {"strong", "weak"};
-  if (std::ranges::find(kNames, value) == kNames.end()) {
-    return UnknownName("scaling", value, kNames);
-  }
-  options.scaling = value;
-  return {};
-}
+// Of two names; `what` one of them is, for messages.
+struct TwoNames {
+  std::string_view what;
+  std::array<std::string_view, 2> names;
+};
+constexpr TwoNames kScalings = {"scaling", {"strong", "weak"}};
+constexpr TwoNames kPreferences = {"preference", {"simple", "fastest"}};
 
-Result<void> SetPrefer(Options& options, const std::string& value) {
-  static constexpr std::array<std::string_view, 2> kNames = {"simple",
-                                                             "fastest"};
-  if (std::ranges::find(kNames, value) == kNames.end()) {
-    return UnknownName("preference", value, kNames);
+template <std::string Options::*kMember, const TwoNames& kNames>
+Result<void> SetOneOf(Options& options, const std::string& value) {
+  if (std::ranges::find(kNames.names, value) == kNames.names.end()) {
+    return UnknownName(kNames.what, value, kNames.names);
   }
-  options.prefer = value;
-  return {};
-}
-
-Result<void> SetJson(Options& options, const std::string&) {
-  options.json = true;
+  options.*kMember = value;
   return {};
 }
 
@@ -193,16 +180,6 @@ Result<void> SetCheck(Options& options, const std::string& value) {
   options.check = kCheckedSteps;
   if (value.empty()) return {};
   return SetInteger<&Options::check, int64_t{1}, kMostInt64>(options, value);
-}
-
-Result<void> SetCompare(Options& options, const std::string&) {
-  options.compare = true;
-  return {};
-}
-
-Result<void> SetAgain(Options& options, const std::string&) {
-  options.again = true;
-  return {};
 }
 
 Result<void> SetTimeLimit(Options& options, const std::string& value) {
@@ -278,11 +255,12 @@ std::span<const Flag> Flags() {
       {"--profile", "FILE",
        "times measured by 'tessera profile'; may be given several times, "
        "later files first",
-       AddProfile, true},
+       AddText<&Options::profiles>, true},
       {"--seed", "N",
        "of the search, or of weights, data order and dropout (default: 0)",
        SetInteger<&Options::seed, uint64_t{0}, kMostUint64>},
-      {"--json", "", "print one JSON object on standard output", SetJson},
+      {"--json", "", "print one JSON object on standard output",
+       SetTrue<&Options::json>},
       {"--time-limit", "SECONDS",
        "time to work (search: 10, without end where --proposals is given; "
        "explain: 10, for alternatives, once the plan itself is priced, or for "
@@ -340,7 +318,7 @@ std::span<const Flag> Flags() {
       {"--prefer", "simple|fastest",
        "of plans that differ by less than predictions are off, the simpler "
        "(default), or the fastest all the same",
-       SetPrefer},
+       SetOneOf<&Options::prefer, kPreferences>},
       {"--which-strategy", "",
        "print the textbook's decision table for the model and cluster beside "
        "what the search finds",
@@ -357,7 +335,8 @@ std::span<const Flag> Flags() {
        "what ranks compute on and talk by ('tessera list backends'; default: "
        "cpu)",
        SetText<&Options::backend>},
-      {"--again", "", "measure what the file has, too", SetAgain},
+      {"--again", "", "measure what the file has, too",
+       SetTrue<&Options::again>},
       {"--nproc", "N",
        "ranks, each a process of this host (profile on GPUs: all that are "
        "there)",
@@ -420,7 +399,7 @@ std::span<const Flag> Flags() {
        SetText<&Options::tune>},
       {"--compare", "",
        "at the end list the tasks by the error of their predicted times",
-       SetCompare},
+       SetTrue<&Options::compare>},
       {"--learn", "FILE",
        "--compare, and write the measured times of the tasks as a profile for "
        "--profile: .txtpb, .json or .pb. What FILE has of other tasks on this "
@@ -501,7 +480,8 @@ std::span<const Flag> Flags() {
        "those of the given cluster) stays above this",
        SetShare<&Options::scaling_limit>},
       {"--scaling", "strong|weak",
-       "the global batch stays (default), or grows with the nodes", SetScaling},
+       "the global batch stays (default), or grows with the nodes",
+       SetOneOf<&Options::scaling, kScalings>},
       {"--cheapest", "CLUSTER,CLUSTER",
        "which of these (presets or files) trains --tokens in --days for the "
        "least money",

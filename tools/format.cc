@@ -49,6 +49,8 @@ std::string FormatNumber(double value) {
 
 std::string FormatFixed(double value, int decimals) {
   char buffer[352];  // the largest double has 309 digits before the point
+  // Not "-nan".
+  if (std::isnan(value)) return "nan";
   std::snprintf(buffer, sizeof(buffer), "%.*f", decimals, value);
   return buffer;
 }

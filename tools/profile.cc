@@ -18,6 +18,7 @@
 #include "tools/gpu_share.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
+#include "tools/job_ranks.h"
 #include "tools/json.h"
 #include "tools/origin.h"
 #include "tools/verb.h"
@@ -31,7 +32,7 @@ constexpr double kDefaultTimeLimit = 60;  // seconds
 constexpr int kSamples[] = {1, 2, 4, 8, 16};
 constexpr int kFewSamples[] = {1, 4, 16};
 
-struct Job {
+struct ProfileJob {
   const Backend* backend = nullptr;
   int ranks = 0;
   Inputs inputs;  // their cluster is what plans are for
@@ -41,7 +42,7 @@ struct Job {
 };
 
 // The ranks and the cluster of cores of this host.
-Result<void> ReadHost(const Options& options, Job& job) {
+Result<void> ReadHost(const Options& options, ProfileJob& job) {
   if (options.cluster.empty() && job.ranks == 0) {
     return InvalidInput("needs --cluster local-cpu:N or --nproc N", "profile");
   }
@@ -72,16 +73,13 @@ Result<void> ReadHost(const Options& options, Job& job) {
 // ranks, or a larger one of such GPUs.
 Result<void> ReadGpus(const Options& options,
                       const std::optional<RankEnvironment>& environment,
-                      Job& job) {
+                      ProfileJob& job) {
   if (job.ranks == 0) {
     const auto gpus = VisibleGpus();
     if (!gpus) return gpus.error().At("--backend " + options.backend);
     job.ranks = job.backend->threads ? 1 : static_cast<int>(gpus->size());
   }
-  RankEnvironment here;
-  here.rank = here.local_rank = job.ranks - 1;
-  here.size = here.local_size = job.ranks;
-  if (environment) here = *environment;
+  const RankEnvironment here = environment.value_or(LastRank(job.ranks));
   TESSERA_TRY(const auto share, GpuShareOf(*job.backend, here));
   TESSERA_CHECK(share.has_value()) << options.backend;
   const GpuShare& gpu = *share;
@@ -105,17 +103,11 @@ Result<void> ReadGpus(const Options& options,
 
 // Reads and checks everything, and finds what there is to time. `environment`
 // is that of a rank, if this process is one of several.
-Result<Job> ReadJob(const Options& options,
-                    const std::optional<RankEnvironment>& environment) {
+Result<ProfileJob> ReadProfileJob(
+    const Options& options, const std::optional<RankEnvironment>& environment) {
   TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
-  Job job;
+  ProfileJob job;
   TESSERA_TRY(job.backend, BackendOf(options));
-  if (environment && options.nproc != 0 && options.nproc != environment->size) {
-    return InvalidInput("is " + std::to_string(options.nproc) + ", but " +
-                            environment->launcher + " started " +
-                            std::to_string(environment->size) + " ranks",
-                        "--nproc");
-  }
   job.ranks = environment ? environment->size : options.nproc;
   if (job.backend->gpu) {
     TESSERA_RETURN_IF_ERROR(ReadGpus(options, environment, job));
@@ -187,12 +179,8 @@ void ShowProgress(size_t done, size_t all) {
       all, terminal && done != all ? "" : "\n");
 }
 
-int ThreadsOf(const Options& options, int ranks) {
-  return options.threads > 0 ? options.threads : ThreadsPerRank(ranks);
-}
-
 // This rank's part; rank 0 writes and prints.
-Result<int> ProfileInWorld(const Options& options, const Job& job,
+Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
                            const RankSeat& seat) {
   const bool prints = seat.world->world_rank() == 0;
   const auto write = [&](ProfileDb profile) -> Result<void> {
@@ -255,15 +243,15 @@ Result<int> ProfileInWorld(const Options& options, const Job& job,
 
 Result<int> ProfileAsRank(const Options& options,
                           const RankEnvironment& environment) {
-  TESSERA_TRY(const Job job, ReadJob(options, environment));
-  TESSERA_TRY(
-      const RankSeat seat,
-      JoinJob(*job.backend, environment, ThreadsOf(options, environment.size)));
+  TESSERA_TRY(const ProfileJob job, ReadProfileJob(options, environment));
+  TESSERA_TRY(const RankSeat seat,
+              JoinJob(*job.backend, environment,
+                      ThreadsOf(options, environment.local_size)));
   return ProfileInWorld(options, job, seat);
 }
 
 // All ranks, as threads of this process.
-Result<int> ProfileInThreads(const Options& options, const Job& job) {
+Result<int> ProfileInThreads(const Options& options, const ProfileJob& job) {
   TESSERA_TRY(std::vector<RankSeat> seats,
               MakeJob(*job.backend, job.ranks, ThreadsOf(options, job.ranks)));
   std::vector<Result<int>> codes(seats.size(), 0);
@@ -279,30 +267,20 @@ Result<int> ProfileInThreads(const Options& options, const Job& job) {
   return codes[0];
 }
 
-}  // namespace
-
-Result<int> RunProfile(const Options& options) {
-  TESSERA_TRY(const std::optional<RankEnvironment> environment,
-              DetectRankEnvironment());
-  TESSERA_TRY(const Backend* const backend, BackendOf(options));
-  if (backend->threads && environment && environment->size > 1) {
-    return InvalidInput("its ranks are threads of one process, but " +
-                            environment->launcher + " started " +
-                            std::to_string(environment->size),
-                        "--backend " + options.backend);
-  }
-  if (environment && !backend->threads) {
-    const auto code = ProfileAsRank(options, *environment);
-    if (code) return code;
-    ReportRankError(code.error());
-    return ExitCodeOf(code.error().code);
-  }
-  TESSERA_TRY(const Job job, ReadJob(options, std::nullopt));
+// Starts the ranks.
+Result<int> ProfileAsJob(const Options& options) {
+  TESSERA_TRY(const ProfileJob job, ReadProfileJob(options, std::nullopt));
   PrintWarnings(job.inputs);
-  if (job.ranks > 1 && !backend->threads) {
+  if (job.ranks > 1 && !job.backend->threads) {
     return LaunchRanks(job.ranks, options.arguments);
   }
   return ProfileInThreads(options, job);
+}
+
+}  // namespace
+
+Result<int> RunProfile(const Options& options) {
+  return RunAsRankOrJob(options, ProfileAsRank, ProfileAsJob);
 }
 
 }  // namespace tessera

@@ -1,18 +1,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
-#include <limits>
-#include <memory>
 #include <numeric>
 #include <optional>
 
@@ -25,19 +21,14 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/plan_io.h"
-#include "planner/ir/vocabulary.h"
 #include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
-#include "planner/plan/stages.h"
+#include "planner/plan/describe.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "runtime/checkpoint.h"
 #include "runtime/comm/thread_world.h"
-#include "runtime/data/batches.h"
-#include "runtime/data/clicks.h"
-#include "runtime/data/images.h"
 #include "runtime/device/cpu_device.h"
-#include "runtime/device/process_memory.h"
 #include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
 #include "runtime/published_files.h"
@@ -46,9 +37,12 @@
 #include "tools/gpu_share.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
+#include "tools/job_ranks.h"
 #include "tools/json.h"
 #include "tools/loss_check.h"
 #include "tools/origin.h"
+#include "tools/run_data.h"
+#include "tools/run_memory.h"
 #include "tools/run_report.h"
 #include "tools/share_cores.h"
 #include "tools/step_report.h"
@@ -95,50 +89,6 @@ Result<int> RanksOfPlan(const Options& options) {
   return last + 1;
 }
 
-// Rows of the smallest table that tokens are looked up in, without those that
-// pad it, or as many of which there is one.
-int64_t VocabularyOf(const Graph& graph) {
-  int64_t rows = std::numeric_limits<int32_t>::max();
-  for (const Node& node : graph.nodes) {
-    const bool is_one_hot = node.op->name == "one_hot";
-    if (node.op->name != "embedding" && !is_one_hot) continue;
-    const Tensor& ids = graph.tensor(node.operands[0]);
-    if (ids.name != "tokens" && ids.name != "source") continue;
-    rows = std::min(
-        rows, is_one_hot ? static_cast<int64_t>(node.attribute("first") +
-                                                node.attribute("places"))
-                         : TokensOf(node.attributes,
-                                    graph.tensor(node.operands[1]).shape[0]));
-  }
-  return rows;
-}
-
-// Labels are tokens: the loss has to be of labels, and to tell as many apart.
-Result<void> CheckClasses(const Graph& graph, const std::string& model) {
-  for (const Tensor& tensor : graph.tensors) {
-    if (tensor.kind == TensorKind::kInput && tensor.name == "targets") {
-      return InvalidInput(
-          "its loss compares with 'targets', numbers that text does not have",
-          model);
-    }
-  }
-  for (const Node& node : graph.nodes) {
-    if (node.op->name != "cross_entropy") continue;
-    const std::string& labels = graph.tensor(node.operands[1]).name;
-    if (labels != "labels" && labels != "next_token") continue;
-    const int64_t classes = graph.tensor(node.operands[0]).shape.back();
-    const int64_t vocabulary = VocabularyOf(graph);
-    if (classes < vocabulary) {
-      return InvalidInput("has " + std::to_string(classes) +
-                              " classes, but its labels here are tokens of a "
-                              "vocabulary of " +
-                              std::to_string(vocabulary),
-                          model);
-    }
-  }
-  return {};
-}
-
 // What --check compares with: the model on one rank of the CPU.
 struct OneRank {
   Cluster cluster;
@@ -150,11 +100,8 @@ struct Job {
   std::optional<GpuShare> gpu;  // where ranks have one
   Inputs inputs;
   Plan plan;
-  uint64_t seed = 0;                // of the checkpoint, if one is loaded
-  std::unique_ptr<TokenData> data;  // of a model of tokens
-  std::optional<Batches> batches;
-  std::optional<Images> images;  // of a model of images
-  std::optional<Clicks> clicks;  // of a model of clicks
+  uint64_t seed = 0;  // of the checkpoint, if one is loaded
+  RunData data;
   LearningRate learning_rate;
   std::optional<OneRank> check;  // where it was asked for
 };
@@ -185,187 +132,6 @@ Result<LearningRate> LearningRateOf(const Options& options) {
   return rate;
 }
 
-// The rows that the run reads; that all documents end in a token of the
-// vocabulary, and that the graph keeps them apart.
-Result<Batches> BatchesOf(const Options& options, const Graph& graph,
-                          uint64_t seed, const TokenData& data) {
-  if (options.end_of_text >= 0) {
-    if (options.end_of_text >= VocabularyOf(graph)) {
-      return InvalidInput("is " + std::to_string(options.end_of_text) +
-                              ": expected less than the vocabulary size " +
-                              std::to_string(VocabularyOf(graph)),
-                          "--end-of-text");
-    }
-  }
-  BatchOptions batches = BatchOptionsOf(graph);
-  batches.seed = seed;
-  batches.validation_batches =
-      options.validate_every > 0 ? options.validate_batches : 0;
-  batches.end_of_text = options.end_of_text;
-  batches.vocabulary = VocabularyOf(graph);
-  batches.mask_token =
-      options.mask_token >= 0 ? options.mask_token : batches.vocabulary - 1;
-  if (options.Given("--mask-token")) {
-    if (options.mask_token >= batches.vocabulary) {
-      return InvalidInput("is " + std::to_string(options.mask_token) +
-                              ": expected less than the vocabulary size " +
-                              std::to_string(batches.vocabulary),
-                          "--mask-token");
-    }
-  }
-  return Batches::Make(data, batches);
-}
-
-// The images that the run reads, or makes up where there is no --data.
-Result<Images> ImagesOf(const Options& options, const Graph& graph,
-                        uint64_t seed) {
-  auto images = ImageOptionsOf(graph);
-  if (!images) return images.error().At(options.model);
-  images->seed = seed;
-  if (options.validate_every > 0) {
-    images->validation_batches = options.validate_batches;
-  }
-  return Images::Open(options.data, *images);
-}
-
-// The same of clicks.
-Result<Clicks> ClicksOf(const Options& options, const Graph& graph,
-                        uint64_t seed) {
-  auto clicks = ClickOptionsOf(graph);
-  if (!clicks) return clicks.error().At(options.model);
-  clicks->seed = seed;
-  if (options.validate_every > 0) {
-    clicks->validation_batches = options.validate_batches;
-  }
-  return Clicks::Open(options.data, *clicks);
-}
-
-// Images or clicks, of which each has a label.
-template <typename Samples>
-void SetSamples(const Samples& samples, TrainingJob& training) {
-  training.load = LoadTraining(samples);
-  training.data = samples.Fingerprint();
-  training.validation.batches = samples.options().validation_batches;
-  training.validation.load = LoadValidation(samples);
-  training.validation.labels = [batch = samples.options().global_batch](
-                                   int64_t) { return Result<int64_t>(batch); };
-}
-
-// What a job trains on, as the trainer asks for it.
-void SetData(const Job& job, TrainingJob& training) {
-  if (job.images) return SetSamples(*job.images, training);
-  if (job.clicks) return SetSamples(*job.clicks, training);
-  training.load = LoadTraining(*job.batches);
-  training.data = FingerprintOf(*job.data);
-  training.places_are_positions = job.batches->options().end_of_text < 0;
-  training.validation.batches = job.batches->options().validation_batches;
-  training.validation.load = LoadValidation(*job.batches);
-  training.validation.labels = [&job](int64_t batch) {
-    return job.batches->ValidationLabels(batch);
-  };
-}
-
-// The folder of offload=...:file:DIR, if there is one.
-std::string StrategyDirectory(const Options& options) {
-  if (!options.strategy) return "";
-  // Read before.
-  const auto strategy = ParseStrategy(*options.strategy);
-  return strategy ? strategy->offload_directory : "";
-}
-
-// A folder with room for files of offloaded state.
-std::string OffloadDirectory(const Options& options) {
-  if (!options.offload_directory.empty()) return options.offload_directory;
-  if (const std::string named = StrategyDirectory(options); !named.empty()) {
-    return named;
-  }
-  const char* const folder = std::getenv("TMPDIR");
-  return folder != nullptr && *folder != '\0' ? folder : "/tmp";
-}
-
-// What made it so, for messages.
-std::string OffloadDirectorySource(const Options& options) {
-  if (!options.offload_directory.empty()) return "--offload-dir";
-  return StrategyDirectory(options).empty() ? "TMPDIR" : "--strategy";
-}
-
-Error OutOfMemory(const std::string& what, Bytes needed, Bytes there,
-                  const std::string& largest, const std::string& where) {
-  return {ErrorCode::kInfeasible,
-          "out of memory: " + what + " " + FormatBytes(needed) + " of " +
-              FormatBytes(there) + "; at the peak a rank holds " + largest,
-          where};
-}
-
-// Out of memory is known before the first step: on the devices and nodes of the
-// cluster that was asked for, on the GPU, if ranks have one, and on this
-// machine, where the ranks of all its nodes run (with GPUs, those of one).
-Result<void> CheckMemory(const Options& options, const Inputs& inputs,
-                         const std::optional<GpuShare>& gpu, const Plan& plan,
-                         const TaskGraph& tasks) {
-  const Cluster& cluster = inputs.cluster;
-  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  const auto device_peaks = PeakMemory(tasks);
-  const auto host_peaks = PeakMemory(tasks, MemoryTier::kHost);
-  const auto files = PeakMemory(tasks, MemoryTier::kFile);
-  // What the fullest rank holds of a tier, if anything.
-  const auto largest = [&](const std::vector<MemoryUse>& peaks,
-                           MemoryTier tier) {
-    const auto fullest = std::ranges::max_element(
-        peaks, {}, [](const MemoryUse& use) { return use.total; });
-    const auto& set = sets[static_cast<size_t>(fullest - peaks.begin())];
-    return LargestAtPeakText(tasks, inputs.graph, set, tier);
-  };
-
-  Bytes memory;  // of this machine
-  Bytes storage;
-  std::vector<Bytes> hosts(static_cast<size_t>(cluster.num_nodes()));
-  for (size_t s = 0; s < sets.size(); ++s) {
-    for (DeviceId device : sets[s].devices) {
-      const DeviceType& type = cluster.TypeOf(device);
-      const Bytes needed = device_peaks[s].total;
-      const Bytes room =
-          gpu ? std::min(gpu->memory(), type.memory) : type.memory;
-      if ((gpu || !options.cluster.empty()) && needed > room) {
-        return OutOfMemory("a rank needs", needed, room,
-                           LargestAtPeakText(tasks, inputs.graph, sets[s]),
-                           "group " + sets[s].name);
-      }
-      Bytes& host =
-          hosts[static_cast<size_t>(cluster.devices[device.index()].node)];
-      host += host_peaks[s].total;
-      if (type.shared_memory) host += needed;
-      if (!gpu) memory += needed + host_peaks[s].total;
-      storage += files[s].total;
-    }
-  }
-  const Bytes host = *std::ranges::max_element(hosts);
-  if (!options.cluster.empty() && cluster.host && host > cluster.host->memory) {
-    return OutOfMemory("a node's host needs", host, cluster.host->memory,
-                       largest(host_peaks, MemoryTier::kHost),
-                       "cluster " + cluster.name);
-  }
-  if (gpu) memory = host;
-  if (const Bytes free = AvailableMemory(); memory > free) {
-    std::string held = largest(device_peaks, MemoryTier::kDevice);
-    const std::string offloaded = largest(host_peaks, MemoryTier::kHost);
-    if (!offloaded.empty()) held += ", and offloaded " + offloaded;
-    return OutOfMemory("the ranks need", memory, free, held, "this machine");
-  }
-  if (storage == Bytes{}) return {};
-  const std::string directory = OffloadDirectory(options);
-  if (const auto file = FileTier::Open({.directory = directory}, {}); !file) {
-    return InvalidInput(file.error().ToString(),
-                        OffloadDirectorySource(options));
-  }
-  if (const Bytes free = FreeBytesOf(directory); storage > free) {
-    return OutOfMemory("the ranks' files need", storage, free,
-                       largest(files, MemoryTier::kFile),
-                       OffloadDirectorySource(options) + " " + directory);
-  }
-  return {};
-}
-
 // The plan of --check: as many microbatches as the job's own has, since some
 // operators look at a microbatch (batch norms). Other ranks of this machine
 // have ended or hold nothing more when it runs.
@@ -381,18 +147,8 @@ Result<OneRank> OneRankOf(const Options& options, const Graph& graph,
   if (!alone) return alone.error().At("--check");
   one.plan = *std::move(alone);
   const TaskGraph tasks = Lower(graph, one.cluster, one.plan, options.training);
-  const Bytes needed = PeakMemory(tasks)[0].total;
-  if (const Bytes free = AvailableMemory(); needed > free) {
-    const std::vector<DeviceSet> sets = DeviceSets(one.plan.groups);
-    return OutOfMemory("one rank of the CPU needs", needed, free,
-                       LargestAtPeakText(tasks, graph, sets[0]), "--check");
-  }
+  TESSERA_RETURN_IF_ERROR(CheckMemoryOfOneRank(graph, one.plan, tasks));
   return one;
-}
-
-// The kernel threads of each rank.
-int ThreadsOf(const Options& options, int ranks) {
-  return options.threads > 0 ? options.threads : ThreadsPerRank(ranks);
 }
 
 // A run that goes on takes what this command says, whatever it was before.
@@ -413,7 +169,7 @@ void WarnOfOtherRun(const Options& options, const Graph& graph,
 }
 
 // Of a run on this host's cores whose predictions are of other devices.
-void WarnOfOtherDevices(const Options& options, Inputs& inputs) {
+void WarnOfRunOnCores(const Options& options, Inputs& inputs) {
   const Cluster& cluster = inputs.cluster;
   const bool cores = std::ranges::all_of(
       cluster.device_types, [](const auto& t) { return t.shared_memory; });
@@ -474,22 +230,13 @@ Result<void> MakeExportFolder(const std::string& folder) {
   return {};
 }
 
-// Reads and checks everything, so that no rank starts on bad input.
-// `environment` is that of a rank, if this process is one of several.
-Result<Job> ReadJob(const Options& options,
-                    const std::optional<RankEnvironment>& environment) {
-  Job job;
-  TESSERA_TRY(job.backend, BackendOf(options));
-  // 0 where nobody has said.
-  int ranks = environment ? environment->size : options.nproc;
+// That the flags go together, on the backend too, and their files can be
+// written.
+Result<void> CheckFlags(const Options& options, const Backend& backend) {
   if (!options.save.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReplaceable(options.save, "--save"));
   } else if (options.save_every > 0) {
     return InvalidInput("needs --save FILE", "--save-every");
-  }
-  const bool writes = !environment || environment->rank == 0;
-  if (writes && !options.export_folder.empty()) {
-    TESSERA_RETURN_IF_ERROR(MakeExportFolder(options.export_folder));
   }
   if (options.export_shard < 1 || options.export_shard > 1e18) {
     return InvalidInput("expected from 1 byte to 10^18", "--export-shard");
@@ -506,15 +253,15 @@ Result<Job> ReadJob(const Options& options,
   if (!options.learn.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.learn, "--learn"));
   }
-  if (options.graph && !job.backend->gpu) {
+  if (options.graph && !backend.gpu) {
     return InvalidInput("has no effect: --backend " +
-                            std::string(job.backend->name) + " has no graphs",
+                            std::string(backend.name) + " has no graphs",
                         "--graph");
   }
   if (!options.tune.empty()) {
-    if (!job.backend->gpu) {
+    if (!backend.gpu) {
       return InvalidInput("has no effect: on --backend " +
-                              std::string(job.backend->name) +
+                              std::string(backend.name) +
                               " products have one algorithm",
                           "--tune");
     }
@@ -523,6 +270,28 @@ Result<Job> ReadJob(const Options& options,
   if (options.Given("--validate-batches") && options.validate_every == 0) {
     return InvalidInput("needs --validate-every N", "--validate-batches");
   }
+  return {};
+}
+
+Result<void> CheckOperatorsRun(const Graph& graph, const std::string& model) {
+  for (const Node& node : graph.nodes) {
+    if (const OwnOp* own = OwnOpOf(*node.op)) {
+      return InvalidInput("operator '" + own->name + "' of '" + node.name +
+                              "' is the file's own: it is planned and priced, "
+                              "but nothing runs it",
+                          model);
+    }
+  }
+  return {};
+}
+
+// The ranks, a GPU for each where they have one, and the cluster that they are:
+// of this host, or that of --cluster.
+Result<void> ReadInputsForRanks(
+    const Options& options, const std::optional<RankEnvironment>& environment,
+    Job& job) {
+  // 0 where nobody has said.
+  int ranks = environment ? environment->size : options.nproc;
   if (ranks == 0 && options.cluster.empty()) {
     TESSERA_TRY(ranks, RanksOfPlan(options));
   }
@@ -532,15 +301,8 @@ Result<Job> ReadJob(const Options& options,
                             std::to_string(kMostRanks),
                         "--nproc");
   }
-  // Those that this process starts, the last of them.
   const auto here = [&](int count) {
-    return environment.value_or(RankEnvironment{.launcher = "tessera",
-                                                .rank = count - 1,
-                                                .size = count,
-                                                .local_rank = count - 1,
-                                                .local_size = count,
-                                                .master_host = {},
-                                                .job_id = {}});
+    return environment.value_or(LastRank(count));
   };
   std::optional<GpuShare>& gpu = job.gpu;
   if (job.backend->gpu && options.cluster.empty()) {
@@ -555,15 +317,7 @@ Result<Job> ReadJob(const Options& options,
     TESSERA_TRY(job.inputs,
                 ReadInputs(options, "local-cpu:" + std::to_string(ranks)));
   }
-  const Graph& graph = job.inputs.graph;
-  for (const Node& node : graph.nodes) {
-    if (const OwnOp* own = OwnOpOf(*node.op)) {
-      return InvalidInput("operator '" + own->name + "' of '" + node.name +
-                              "' is the file's own: it is planned and priced, "
-                              "but nothing runs it",
-                          options.model);
-    }
-  }
+  TESSERA_RETURN_IF_ERROR(CheckOperatorsRun(job.inputs.graph, options.model));
   const auto devices = static_cast<int>(job.inputs.cluster.devices.size());
   if (ranks != 0 && ranks != devices) {
     return InvalidInput(std::to_string(ranks) + " ranks on the " +
@@ -572,7 +326,7 @@ Result<Job> ReadJob(const Options& options,
                         "--nproc");
   }
   if (!gpu) {
-    TESSERA_TRY(gpu, GpuShareOf(*job.backend, here(static_cast<int>(devices))));
+    TESSERA_TRY(gpu, GpuShareOf(*job.backend, here(devices)));
   }
   if (one_host && devices > kMostRanks) {
     return InvalidInput("cluster '" + job.inputs.cluster.name + "' has " +
@@ -583,44 +337,92 @@ Result<Job> ReadJob(const Options& options,
   if (options.cluster.empty() && !gpu) {
     ShareCores(job.inputs.cluster, HostCores(), ThreadsOf(options, devices));
   } else if (!gpu) {
-    WarnOfOtherDevices(options, job.inputs);
+    WarnOfRunOnCores(options, job.inputs);
   }
-  TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
-  if (const std::string idle = IdleRanks(job.plan, devices); !idle.empty()) {
-    job.inputs.warnings.push_back("without work in this plan: " + idle);
+  return {};
+}
+
+// What of the plan may be otherwise than it was meant, or better.
+void WarnOfPlan(const Options& options, Job& job) {
+  std::vector<std::string>& warnings = job.inputs.warnings;
+  const auto ranks = static_cast<int>(job.inputs.cluster.devices.size());
+  if (const std::string idle = IdleRanks(job.plan, ranks); !idle.empty()) {
+    warnings.push_back("without work in this plan: " + idle);
   }
   if (job.backend->gpu && options.cluster.empty() &&
       (Uses(job.plan, MemoryTier::kHost) ||
        Uses(job.plan, MemoryTier::kFile))) {
-    job.inputs.warnings.push_back(
+    warnings.emplace_back(
         "times on the host and its files are predicted for a host that such "
         "GPUs come with: --cluster with a file of 'tessera discover' has this "
         "one's speed");
   }
   if (job.backend->gpu && IsHuggingFace(options.model) &&
       !IsGraphFile(options.model)) {
-    std::string advice = VocabularyAdvice(graph, job.plan);
-    if (!advice.empty()) job.inputs.warnings.push_back(std::move(advice));
+    std::string advice = VocabularyAdvice(job.inputs.graph, job.plan);
+    if (!advice.empty()) warnings.push_back(std::move(advice));
   }
+}
+
+// That the ranks can run the job's plan, and have the memory for it.
+Result<void> CheckPlanRuns(const Options& options, const Job& job) {
+  const Graph& graph = job.inputs.graph;
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);
   if (const auto problems = CheckOrder(tasks, graph); !problems.empty()) {
     return problems[0].At("the plan's tasks");
   }
-  if (!options.offload_directory.empty() &&
-      !Uses(job.plan, MemoryTier::kFile)) {
-    return InvalidInput(
-        "has no effect: the plan keeps nothing in files (offload=...:file)",
-        "--offload-dir");
-  }
-  if (const std::string named = StrategyDirectory(options);
-      !named.empty() && !options.offload_directory.empty()) {
-    return InvalidInput("the strategy names the folder '" + named + "'",
-                        "--offload-dir");
-  }
-  TESSERA_RETURN_IF_ERROR(
-      CheckMemory(options, job.inputs, gpu, job.plan, tasks));
+  TESSERA_RETURN_IF_ERROR(CheckOffloadDirectory(options, job.plan));
+  return CheckMemory(options, job.inputs, job.gpu, job.plan, tasks);
+}
 
+// What --load goes on from, and the seed that follows from that.
+Result<void> ReadSaved(const Options& options, Job& job) {
+  const Graph& graph = job.inputs.graph;
+  job.seed = options.seed;
+  if (options.load.empty()) return {};
+  TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
+  TESSERA_RETURN_IF_ERROR(
+      CheckCheckpoint(options.load, options.training.optimizer, graph));
+  TESSERA_TRY(const auto saved, SavedRunOf(options.load));
+  if (saved) {
+    WarnOfOtherRun(options, graph, *saved, job.inputs);
+    job.seed = saved->seed.value_or(options.seed);
+  } else {
+    TESSERA_TRY(const PublishedFiles files,
+                PublishedFiles::Open(options.load, job.inputs.layout, graph));
+    if (const std::string head = files.HeadThatDiffers(); !head.empty()) {
+      job.inputs.warnings.push_back(
+          options.load + ": tensor '" + head +
+          "' differs from the table to which the model ties its head, and is "
+          "left out");
+    }
+  }
+  if (options.Given("--seed") && job.seed != options.seed) {
+    return InvalidInput("is " + std::to_string(options.seed) + ", but '" +
+                            options.load + "' goes on with its own, " +
+                            std::to_string(job.seed),
+                        "--seed");
+  }
+  return {};
+}
+
+// Reads and checks everything, so that no rank starts on bad input.
+// `environment` is that of a rank, if this process is one of several.
+Result<Job> ReadJob(const Options& options,
+                    const std::optional<RankEnvironment>& environment) {
+  Job job;
+  TESSERA_TRY(job.backend, BackendOf(options));
+  TESSERA_RETURN_IF_ERROR(CheckFlags(options, *job.backend));
+  const bool writes = !environment || environment->rank == 0;
+  if (writes && !options.export_folder.empty()) {
+    TESSERA_RETURN_IF_ERROR(MakeExportFolder(options.export_folder));
+  }
+  TESSERA_RETURN_IF_ERROR(ReadInputsForRanks(options, environment, job));
+  const Graph& graph = job.inputs.graph;
+  TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
+  WarnOfPlan(options, job);
+  TESSERA_RETURN_IF_ERROR(CheckPlanRuns(options, job));
   if (options.check > 0) {
     TESSERA_TRY(job.check, OneRankOf(options, graph, job.plan));
   }
@@ -629,50 +431,9 @@ Result<Job> ReadJob(const Options& options,
       return can.error().At("--export");
     }
   }
-  job.seed = options.seed;
-  if (!options.load.empty()) {
-    TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
-    TESSERA_RETURN_IF_ERROR(
-        CheckCheckpoint(options.load, options.training.optimizer, graph));
-    TESSERA_TRY(const auto saved, SavedRunOf(options.load));
-    if (saved) {
-      WarnOfOtherRun(options, graph, *saved, job.inputs);
-    } else {
-      TESSERA_TRY(const PublishedFiles files,
-                  PublishedFiles::Open(options.load, job.inputs.layout, graph));
-      if (const std::string head = files.HeadThatDiffers(); !head.empty()) {
-        job.inputs.warnings.push_back(
-            options.load + ": tensor '" + head +
-            "' differs from the table to which the model ties its head, and is "
-            "left out");
-      }
-    }
-    if (saved) job.seed = saved->seed.value_or(options.seed);
-    if (options.Given("--seed") && job.seed != options.seed) {
-      return InvalidInput("is " + std::to_string(options.seed) + ", but '" +
-                              options.load + "' goes on with its own, " +
-                              std::to_string(job.seed),
-                          "--seed");
-    }
-  }
+  TESSERA_RETURN_IF_ERROR(ReadSaved(options, job));
   TESSERA_TRY(job.learning_rate, LearningRateOf(options));
-  if (options.Given("--mask-token") &&
-      RowKindOf(graph) != RowKind::kMaskedToken) {
-    return InvalidInput(
-        "has no effect: the model is not trained on masked tokens",
-        "--mask-token");
-  }
-  if (UnitOf(graph) == "samples") {
-    TESSERA_TRY(job.clicks, ClicksOf(options, graph, job.seed));
-  } else if (UnitOf(graph) != "tokens") {
-    TESSERA_TRY(job.images, ImagesOf(options, graph, job.seed));
-  } else {
-    if (options.data.empty()) return InvalidInput("needs --data FILE", "run");
-    TESSERA_RETURN_IF_ERROR(CheckClasses(graph, options.model));
-    TESSERA_TRY(TokenData data, OpenTokens(options.data, VocabularyOf(graph)));
-    job.data = std::make_unique<TokenData>(std::move(data));
-    TESSERA_TRY(job.batches, BatchesOf(options, graph, job.seed, *job.data));
-  }
+  TESSERA_TRY(job.data, ReadData(options, graph, job.seed));
   if (!options.learn.empty()) {
     TESSERA_TRY([[maybe_unused]] const ProfileDb before,
                 ProfileToExtend(options.learn, OriginOfJob(job)));
@@ -799,6 +560,26 @@ Result<void> WriteLearned(const Options& options, const Job& job,
   return WriteProfile(path, learned);
 }
 
+// What a rank of the job and that of --check train alike.
+TrainingJob TrainingOf(const Options& options, const Job& job,
+                       const TaskGraph& tasks, CommWorld& world,
+                       RankDevice& device) {
+  TrainingJob training;
+  training.graph = &job.inputs.graph;
+  training.tasks = &tasks;
+  training.options = options.training;
+  training.seed = job.seed;
+  training.steps = options.steps;
+  SetData(job.data, training);
+  training.learning_rate = job.learning_rate;
+  training.world = &world;
+  training.device = &device;
+  training.load_path = options.load;
+  training.layout = job.inputs.layout;
+  training.stop = &CatchInterrupts();
+  return training;
+}
+
 // The first steps of a run, once more on one rank of the CPU: its losses.
 Result<std::vector<double>> LossesOfOneRank(const Options& options,
                                             const Job& job,
@@ -809,22 +590,11 @@ Result<std::vector<double>> LossesOfOneRank(const Options& options,
       Lower(graph, job.check->cluster, job.check->plan, options.training);
   TESSERA_TRY(const auto world, MakeLoneWorld());
   CpuDevice device(ThreadsOf(options, 1));
-  TrainingJob training;
-  training.graph = &graph;
-  training.tasks = &tasks;
-  training.options = options.training;
-  training.seed = job.seed;
+  TrainingJob training = TrainingOf(options, job, tasks, *world, device);
   training.steps = steps;
-  SetData(job, training);
-  training.learning_rate = job.learning_rate;
   if (job.learning_rate.steps == 0) {
     training.learning_rate->steps = result.first_step + options.steps;
   }
-  training.world = world.get();
-  training.device = &device;
-  training.load_path = options.load;
-  training.layout = job.inputs.layout;
-  training.stop = &CatchInterrupts();
   if (!options.json) {
     training.progress = [&](const StepReport& step) -> Result<void> {
       std::cout << "one rank of the CPU: step " << step.step + 1 << "  loss "
@@ -845,21 +615,10 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   const Graph& graph = job.inputs.graph;
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);
-  TrainingJob training;
-  training.graph = &graph;
-  training.tasks = &tasks;
-  training.options = options.training;
-  training.seed = job.seed;
-  training.steps = options.steps;
-  SetData(job, training);
-  training.learning_rate = job.learning_rate;
+  TrainingJob training = TrainingOf(options, job, tasks, world, *seat.device);
   training.validation.every = options.validate_every;
-  training.world = &world;
-  training.device = seat.device.get();
-  training.load_path = options.load;
   training.save_path = options.save;
   training.save_every = options.save_every;
-  training.layout = job.inputs.layout;
   training.export_folder = options.export_folder;
   training.export_file_bytes = {static_cast<int64_t>(options.export_shard)};
   training.offload_directory = OffloadDirectory(options);
@@ -881,7 +640,6 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
     }
     if (known) training.products = std::move(*known);
   }
-  training.stop = &CatchInterrupts();
   const bool prints = world.world_rank() == 0;
   if (prints && !options.json) {
     std::cout << Describe(graph, job.inputs.cluster, job.plan) << std::endl;
@@ -965,19 +723,13 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
 
 Result<int> TrainAsRank(const Options& options,
                         const RankEnvironment& environment) {
-  if (options.nproc != 0 && options.nproc != environment.size) {
-    return InvalidInput("is " + std::to_string(options.nproc) + ", but " +
-                            environment.launcher + " started " +
-                            std::to_string(environment.size) + " ranks",
-                        "--nproc");
-  }
   TESSERA_TRY(const Job job, ReadJob(options, environment));
   if (environment.rank == 0 && environment.launcher != "tessera") {
     PrintWarnings(job.inputs);
   }
   TESSERA_TRY(const RankSeat seat,
               JoinJob(*job.backend, environment,
-                      ThreadsOf(options, std::max(1, environment.local_size))));
+                      ThreadsOf(options, environment.local_size)));
   return TrainInWorld(options, job, seat);
 }
 
@@ -1004,31 +756,21 @@ Result<int> TrainInThreads(const Options& options, const Job& job, int ranks) {
   return *worst;
 }
 
-}  // namespace
-
-Result<int> RunRun(const Options& options) {
-  TESSERA_TRY(const std::optional<RankEnvironment> environment,
-              DetectRankEnvironment());
-  TESSERA_TRY(const Backend* const backend, BackendOf(options));
-  if (backend->threads && environment && environment->size > 1) {
-    return InvalidInput("its ranks are threads of one process, but " +
-                            environment->launcher + " started " +
-                            std::to_string(environment->size),
-                        "--backend " + options.backend);
-  }
-  if (environment && !backend->threads) {
-    const auto code = TrainAsRank(options, *environment);
-    if (code) return code;
-    ReportRankError(code.error());
-    return ExitCodeOf(code.error().code);
-  }
+// Starts the ranks.
+Result<int> TrainAsJob(const Options& options) {
   TESSERA_TRY(const Job job, ReadJob(options, std::nullopt));
   PrintWarnings(job.inputs);
   const auto ranks = static_cast<int>(job.inputs.cluster.devices.size());
-  if (ranks > 1 && !backend->threads) {
+  if (ranks > 1 && !job.backend->threads) {
     return LaunchRanks(ranks, options.arguments);
   }
   return TrainInThreads(options, job, ranks);
+}
+
+}  // namespace
+
+Result<int> RunRun(const Options& options) {
+  return RunAsRankOrJob(options, TrainAsRank, TrainAsJob);
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "planner/lower/lower.h"
+#include "planner/plan/describe.h"
 #include "planner/plan/strategy.h"
 #include "tools/format.h"
 

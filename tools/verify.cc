@@ -26,6 +26,7 @@
 #include "tools/gpu_share.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
+#include "tools/job_ranks.h"
 #include "tools/verb.h"
 
 namespace tessera {
@@ -152,13 +153,7 @@ Result<void> CheckMeasurable(const Options& options, const Graph& graph,
                 Find("backend", Backends(), BackendFor(cluster)));
     const auto ranks = static_cast<int>(cluster.devices.size());
     TESSERA_TRY([[maybe_unused]] const auto share,
-                GpuShareOf(*backend, {.launcher = "tessera",
-                                      .rank = ranks - 1,
-                                      .size = ranks,
-                                      .local_rank = ranks - 1,
-                                      .local_size = ranks,
-                                      .master_host = {},
-                                      .job_id = {}}));
+                GpuShareOf(*backend, LastRank(ranks)));
     if (options.data.empty()) {
       return UnitOf(graph) == "tokens" ? InvalidInput("needs --data FILE")
                                        : Result<void>();

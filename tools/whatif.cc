@@ -125,9 +125,9 @@ constexpr size_t kMostCells = 10000;
 
 // The plan of --plan, and where it is uniform its strategy, whose dp follows
 // the devices of a cell.
-Result<std::optional<Plan>> ReadPlanFor(const Options& options,
-                                        Scenario& scenario,
-                                        ModelCache& models) {
+Result<std::optional<Plan>> ReadGridPlan(const Options& options,
+                                         Scenario& scenario,
+                                         ModelCache& models) {
   if (options.plan.empty()) return std::optional<Plan>();
   if (options.strategy) {
     return InvalidInput("give a plan or a strategy, not both", "--strategy");
@@ -317,7 +317,7 @@ Result<int> RunWhatif(const Options& options) {
               ReadProfiles(options.profiles));
   ModelCache models;
   TESSERA_TRY(const std::optional<Plan> plan,
-              ReadPlanFor(options, scenario, models));
+              ReadGridPlan(options, scenario, models));
 
   GridOptions grid;
   grid.predict.training = options.training;

@@ -64,7 +64,6 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
   }
 
   std::map<IntKey, int> wirings;
-  std::map<IntKey, int> forms;
   for (size_t b = 0; b < shapes.size(); ++b) {
     BlockShape& shape = shapes[b];
     const int own = static_cast<int>(b);
@@ -135,7 +134,6 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
     for (int block : near) far.erase(block);
     shape.depends = {own};
     shape.depends.insert(shape.depends.end(), near.begin(), near.end());
-    const size_t first_far = shape.depends.size();
     shape.depends.insert(shape.depends.end(), far.begin(), far.end());
 
     for (TensorId id : shape.tensors) {
@@ -153,52 +151,21 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
     }
 
     IntKey wiring;
-    IntKey form;
-    // Of blocks that are far, whether there are such.
-    std::set<std::array<int64_t, 4>> of_far;
-    const auto append_far = [&] {
-      form.push_back(-2);
-      for (const auto& entry : of_far) {
-        form.insert(form.end(), entry.begin(), entry.end());
-      }
-      of_far.clear();
-    };
-    const auto class_of = [&](int block) {
-      return classes[static_cast<size_t>(block)];
-    };
-    for (size_t i = 0; i < shape.depends.size(); ++i) {
-      const int block = shape.depends[i];
-      wiring.insert(wiring.end(), {block - own, class_of(block)});
-      if (i < first_far) {
-        form.insert(form.end(), {block - own, class_of(block)});
-      } else {
-        of_far.insert({block < own, class_of(block), 0, 0});
-      }
+    for (int block : shape.depends) {
+      wiring.insert(wiring.end(),
+                    {block - own, classes[static_cast<size_t>(block)]});
     }
-    append_far();
     for (TensorId id : related) {
       wiring.push_back(-1);
-      form.push_back(-1);
       if (IsInput(graph, id)) continue;
       for (const Access& access : accesses[id.index()]) {
-        const int block = graph.node(access.node).block;
-        const int at = shape.IndexOf(block);
-        const int64_t node = number[access.node.index()];
-        wiring.insert(wiring.end(), {at, node, access.role});
-        if (static_cast<size_t>(at) < first_far) {
-          form.insert(form.end(), {at, node, access.role});
-        } else {
-          of_far.insert({block < own, class_of(block), node, access.role});
-        }
+        wiring.insert(wiring.end(),
+                      {shape.IndexOf(graph.node(access.node).block),
+                       number[access.node.index()], access.role});
       }
-      append_far();
     }
-    const auto number_of = [](std::map<IntKey, int>& numbers, IntKey key) {
-      const int next = static_cast<int>(numbers.size());
-      return numbers.try_emplace(std::move(key), next).first->second;
-    };
-    shape.wiring = number_of(wirings, std::move(wiring));
-    shape.form = number_of(forms, std::move(form));
+    const auto next = static_cast<int>(wirings.size());
+    shape.wiring = wirings.try_emplace(std::move(wiring), next).first->second;
     for (size_t i = 0; i < shape.tensors.size(); ++i) {
       shape.numbers.emplace_back(shape.tensors[i], static_cast<int>(i));
     }

@@ -36,10 +36,6 @@ struct BlockShape {
   std::vector<TensorId> sums;
   // Equal numbers: equal up to names, surroundings included.
   int wiring = -1;
-  // Equal numbers: the same, but for how many blocks that are not neighbours
-  // touch a tensor alike, before it or behind it, and how far away they are. So
-  // the layers of a decoder that read what an encoder left have one form.
-  int form = -1;
   std::vector<std::pair<TensorId, int>> numbers;  // of `tensors`, ascending
 
   // Where a tensor is in `tensors`, and a block in `depends`. REQUIRES: it is

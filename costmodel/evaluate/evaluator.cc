@@ -225,7 +225,8 @@ Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
       options_(options),
       most_simulated_(most_simulated),
       facts_(graph, cluster, options),
-      pricer_(graph, cluster, profile, PricerOptionsOf(options)) {}
+      pricer_(graph, cluster, profile, PricerOptionsOf(options)),
+      forms_(FormsOf(facts_, pricer_)) {}
 
 Evaluator::~Evaluator() = default;
 
@@ -474,12 +475,9 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
         return node.op->op_class == OpClass::kAttention &&
                (axes(kSequenceFactor) | axes(kKeyFactor) | op.streamed) != 0;
       });
+  const int form = forms_[static_cast<size_t>(setting.block)];
   const auto begin = [&](Sight sight) -> IntKey {
-    return {sight,
-            setting.shape->form,
-            group_class,
-            setting.prefetch,
-            plan.microbatches,
+    return {sight, form, group_class, plan.microbatches,
             splits_sequence ? plan.zigzag : 0};
   };
   const auto append_splits = [&](IntKey& key) {
@@ -508,8 +506,7 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
     around.AppendBackwardWeight(key);
     weight = NumberOf(key);
   }
-  // Shapes number tensors and blocks for one prefetch.
-  key = {kStored, setting.shape->form, group_class, setting.prefetch};
+  key = {kStored, form, group_class};
   around.AppendUpdate(key);
   const int stored = NumberOf(key);
   const int reduce = NumberOf({kReduce, weight, stored});
@@ -930,13 +927,12 @@ std::optional<Score> Evaluator::EvaluateUniform(
   });
 }
 
-Score Evaluator::BoundUniform(const GraphIndex& index, const Cluster&,
-                              const Strategy& strategy, Bound bound) const {
+Score Evaluator::BoundUniform(const GraphIndex& index, const Strategy& strategy,
+                              Bound bound) const {
   return Bounds().Of(index, strategy, bound);
 }
 
-std::vector<LayerCost> Evaluator::LayerCosts(const GraphIndex&, const Cluster&,
-                                             const Strategy& strategy) const {
+std::vector<LayerCost> Evaluator::LayerCosts(const Strategy& strategy) const {
   return Bounds().LayerCosts(strategy);
 }
 

@@ -79,11 +79,9 @@ class Evaluator : public Objective {
                                        const Strategy& strategy) const override;
 
   // See uniform_bound.h.
-  Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
-                     const Strategy& strategy, Bound bound) const override;
-  std::vector<LayerCost> LayerCosts(const GraphIndex& index,
-                                    const Cluster& cluster,
-                                    const Strategy& strategy) const override;
+  Score BoundUniform(const GraphIndex& index, const Strategy& strategy,
+                     Bound bound) const override;
+  std::vector<LayerCost> LayerCosts(const Strategy& strategy) const override;
 
   // As Evaluate, with the breakdown of the bottleneck group and the memory of
   // every device. Lowers and simulates the whole step. With `share_links` step
@@ -218,7 +216,8 @@ class Evaluator : public Objective {
   const TrainingOptions options_;
   const int64_t most_simulated_;
   const LoweringFacts facts_;
-  Pricer pricer_;
+  const Pricer pricer_;
+  const std::vector<int> forms_;  // FormsOf
 
   mutable std::mutex shapes_mutex_;
   mutable std::map<int, Neighbours> shapes_;  // by prefetch

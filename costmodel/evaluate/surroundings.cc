@@ -1,6 +1,8 @@
 #include "costmodel/evaluate/surroundings.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -26,7 +28,86 @@ void Append(const Layout& layout, IntKey& key) {
   }
 }
 
+// Whether only nodes of `block` touch the tensor.
+bool IsInner(const LoweringFacts& facts, TensorId id, int block) {
+  const Graph& graph = facts.graph;
+  const NodeId producer = facts.producers[id.index()];
+  return (!producer.valid() || graph.node(producer).block == block) &&
+         std::ranges::all_of(facts.reads[id.index()], [&](const auto& read) {
+           return graph.node(read.node).block == block;
+         });
+}
+
+IntKey FormKey(const LoweringFacts& facts, const Pricer& pricer, int block) {
+  const Graph& graph = facts.graph;
+  const auto b = static_cast<size_t>(block);
+  std::vector<NodeId> nodes = facts.forward_nodes[b];
+  nodes.insert(nodes.end(), facts.backward_nodes[b].begin(),
+               facts.backward_nodes[b].end());
+  std::map<TensorId, int64_t> numbers;  // by first appearance
+  std::vector<TensorId> tensors;
+  const auto touch = [&](TensorId id) {
+    if (numbers.emplace(id, std::ssize(tensors)).second) tensors.push_back(id);
+  };
+  for (NodeId id : nodes) {
+    const Node& node = graph.node(id);
+    for (TensorId operand : node.operands) touch(operand);
+    for (TensorId result : node.results) touch(result);
+    if (node.op->name == "sum" && node.pass == Pass::kBackward) {
+      touch(graph.tensor(node.results[0]).gradient_of);
+    }
+  }
+  const auto number_of = [&](TensorId id) -> int64_t {
+    const auto it = numbers.find(id);
+    return it == numbers.end() ? -1 : it->second;
+  };
+  IntKey key;
+  for (NodeId id : nodes) {
+    const Node& node = graph.node(id);
+    key.push_back(pricer.NumberOf(id));
+    key.push_back(node.forward.valid()
+                      ? number_of(graph.node(node.forward).results[0])
+                      : -1);
+    for (TensorId operand : node.operands) key.push_back(number_of(operand));
+    for (TensorId result : node.results) key.push_back(number_of(result));
+    if (facts.kernels.scratch.empty()) continue;
+    const KernelScratch& scratch = facts.kernels.scratch[id.index()];
+    key.insert(key.end(), {scratch.bytes, number_of(scratch.of)});
+  }
+  for (TensorId id : tensors) {
+    const Tensor& tensor = graph.tensor(id);
+    key.insert(key.end(),
+               {tensor.sample_dim, number_of(tensor.gradient_of),
+                IsInner(facts, id, block), id == graph.loss,
+                facts.once_per_step[id.index()], pricer.NumberOf(id)});
+    if (!facts.kernels.kept.empty()) {
+      key.push_back(facts.kernels.kept[id.index()].value_or(-1));
+    }
+    if (tensor.kind != TensorKind::kWeight) continue;
+    const std::vector<TensorId>& home = facts.home_weights[b];
+    key.push_back(std::ranges::find(home, id) != home.end());
+    key.push_back(facts.running_momenta[id.index()] >= 0);
+    // Tied weights are sent in the graph's order.
+    key.push_back(std::ranges::count_if(tensors, [&](TensorId other) {
+      return graph.tensor(other).kind == TensorKind::kWeight && other < id;
+    }));
+  }
+  return key;
+}
+
 }  // namespace
+
+std::vector<int> FormsOf(const LoweringFacts& facts, const Pricer& pricer) {
+  std::map<IntKey, int> numbers;
+  std::vector<int> forms;
+  for (int of_class : BlockClasses(facts.graph)) {
+    IntKey key = FormKey(facts, pricer, static_cast<int>(forms.size()));
+    key.push_back(of_class);
+    const auto next = static_cast<int>(numbers.size());
+    forms.push_back(numbers.try_emplace(std::move(key), next).first->second);
+  }
+  return forms;
+}
 
 void Surroundings::AppendForward(IntKey& key) const {
   for (TensorId id : shape_.shared) {
@@ -123,13 +204,18 @@ void Surroundings::AppendTensor(TensorId id, ActionKind action,
   const bool makes = action != ActionKind::kBackwardWeight;
   key.push_back(made);
   if (made || here == nullptr) {
+    const bool again = context_.recomputed(id).valid();
+    // What the forward pass made and sent is only read.
+    const bool leaves =
+        makes && (action == ActionKind::kForward || again ||
+                  graph_.tensor(id).kind != TensorKind::kActivation);
     Append(context_.produced(id), key);
     key.push_back(context_.kept_as_produced(id));
-    if (makes) key.push_back(context_.recomputed(id).valid());
-    if (makes) key.push_back(std::ssize(presences));
+    key.push_back(again);
+    if (leaves) key.push_back(std::ssize(presences));
     for (const LoweringContext::Presence& presence : presences) {
-      if (!makes && &presence != here) continue;
-      AppendReaders(presence, action, key);
+      if (!leaves && &presence != here) continue;
+      if (leaves) AppendReaders(presence, action, key);
       key.push_back(class_of_(presence.group));
       key.push_back(shape_.IndexOf(presence.first_block));
       key.push_back(static_cast<int64_t>(presence.first_part));
@@ -138,8 +224,9 @@ void Surroundings::AppendTensor(TensorId id, ActionKind action,
     return;
   }
   Append(here->layout, key);
-  const bool arrives =
-      makes && presences[0].group != own_ && here->first_block == block_;
+  const bool arrives = makes && presences[0].group != own_ &&
+                       here->first_block == block_ &&
+                       Includes(action, here->first_part);
   key.push_back(arrives);
   if (!arrives) return;
   key.push_back(static_cast<int64_t>(here->first_part));
@@ -150,14 +237,15 @@ void Surroundings::AppendTensor(TensorId id, ActionKind action,
 }
 
 // Programs ask whether there are such readers, in their block and in others;
-// forward, whether there are any in backward. Gradients of weights leave
-// nothing to any.
+// forward, whether there are any in backward, which leaves nothing to forward.
+// Gradients of weights leave nothing to any.
 void Surroundings::AppendReaders(const LoweringContext::Presence& presence,
                                  ActionKind action, IntKey& key) const {
   if (action == ActionKind::kBackwardWeight) return;
   int64_t readers = 0;
   for (const auto& reader : presence.readers) {
     const bool backward = reader.part != ActionKind::kForward;
+    if (action != ActionKind::kForward && !backward) continue;
     const int bit =
         action == ActionKind::kForward && backward
             ? 8
@@ -240,20 +328,30 @@ void Surroundings::AppendPartial(Pass pass, IntKey& key) const {
   }
 }
 
-// The weights that the block fetches, for itself and ahead of others.
+// The weights that the block fetches, for itself and ahead of others, block by
+// block, and whether tiles are fetched ahead.
 void Surroundings::AppendFetched(ActionKind action, IntKey& key) const {
   const Pass pass =
       action == ActionKind::kForward ? Pass::kForward : Pass::kBackward;
+  key.push_back(prefetch_ > 0);
   // The first of a pass fetches all that comes before, too.
-  if (prefetch_ > 0) key.push_back(context_.BlockAhead(block_, pass, -1) < 0);
-  for (int ahead = 0; ahead <= prefetch_; ++ahead) {
+  const bool first = context_.BlockAhead(block_, pass, -1) < 0;
+  for (int ahead = first ? 0 : prefetch_; ahead <= prefetch_; ++ahead) {
     const int other = context_.BlockAhead(block_, pass, ahead);
     if (other < 0) break;
-    for (TensorId id : context_.FetchedWeights(other, action)) {
+    const std::vector<TensorId> fetched =
+        context_.FetchedWeights(other, action);
+    if (fetched.empty()) continue;
+    key.push_back(other == block_ ? -1 : -2);
+    for (TensorId id : fetched) {
       key.push_back(shape_.NumberOf(id));
-      if (other != block_) AppendWeight(id, key);
+      if (other == block_) continue;
+      const Tensor& weight = graph_.tensor(id);
+      key.push_back(static_cast<int64_t>(weight.dtype));
+      key.push_back(std::ssize(weight.shape));
+      key.insert(key.end(), weight.shape.begin(), weight.shape.end());
+      AppendWeight(id, key);
     }
-    key.push_back(-1);
   }
 }
 

@@ -9,6 +9,7 @@
 // of the forward pass no gradients, those of the optimizer no activations.
 
 #include <functional>
+#include <vector>
 
 #include "costmodel/evaluate/block_template.h"
 #include "costmodel/price.h"
@@ -16,6 +17,10 @@
 #include "planner/lower/lower.h"
 
 namespace tessera {
+
+// By block, equal numbers: equal up to names, and to what Surroundings has.
+// `facts` and `pricer` are of one graph.
+std::vector<int> FormsOf(const LoweringFacts& facts, const Pricer& pricer);
 
 // Appends what programs of some kinds see of the surroundings of one block.
 // REQUIRES: every block lies on one group, and nothing has a root or leaves the

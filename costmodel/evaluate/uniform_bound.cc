@@ -8,6 +8,7 @@
 
 #include "costmodel/evaluate/all_reduce.h"
 #include "planner/base/rng.h"
+#include "planner/plan/work_shares.h"
 #include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {

@@ -1,6 +1,8 @@
 #include "costmodel/whatif/grid.h"
 
+#include <algorithm>
 #include <atomic>
+#include <mutex>
 
 #include "planner/base/threads.h"
 #include "planner/plan/stages.h"
@@ -67,7 +69,8 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
                                        const GridOptions& options,
                                        ModelCache& models) {
   std::vector<Cell> cells(scenarios.size());
-  std::optional<Error> error;  // of the only cell
+  std::optional<Error> error;
+  std::mutex error_mutex;
   const Watch& watch = options.predict.watch;
   std::atomic<size_t> next = 0;
   std::atomic<size_t> done = 0;
@@ -81,9 +84,17 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
         return;
       }
       if (!run) {
-        // One cell of many that is wrong leaves the others as they are.
-        if (cells.size() == 1 && run.error().code != ErrorCode::kInfeasible) {
-          error = run.error();
+        // One cell of many that is wrong leaves the others as they are, but for
+        // a value that means nothing at all.
+        const bool meaningless = std::ranges::any_of(
+            scenarios[i].settings, [&](const Setting& setting) {
+              return setting.path == run.error().where;
+            });
+        if ((cells.size() == 1 || meaningless) &&
+            run.error().code != ErrorCode::kInfeasible) {
+          next = cells.size();
+          const std::lock_guard lock(error_mutex);
+          if (!error) error = run.error();
         }
         cell.problem = run.error().ToString();
       }

@@ -49,34 +49,19 @@ std::string_view LackOf(const Prediction& prediction) {
   return prediction.evaluation.host_memory.empty() ? "" : "host capacity";
 }
 
-// What most of the step is due to: the pipeline's bubble by the breakdown, what
-// is left by the elasticities.
-void NameBottleneck(const Evaluation& evaluation, Prediction& result) {
+// What most of the step is due to.
+void NameBottleneck(Prediction& result) {
+  const Evaluation& evaluation = result.evaluation;
   if (!evaluation.feasible()) {
     result.bottleneck = LackOf(result);
     result.bottleneck_share = result.bottleneck.empty() ? 0 : 1;
     return;
   }
   if (!result.sensitivity && evaluation.breakdown == Breakdown{}) return;
-  const double bubble =
-      evaluation.breakdown.idle.seconds() / evaluation.step_time.seconds();
-  std::vector<std::pair<std::string_view, double>> parts = {
-      {"pipeline bubble", bubble}};
-  if (result.sensitivity) {
-    for (const Elasticity& e : result.sensitivity->resources) {
-      auto part = std::ranges::find(parts, e.resource->part,
-                                    &decltype(parts)::value_type::first);
-      if (part == parts.end()) {
-        parts.emplace_back(e.resource->part, 0);
-        part = parts.end() - 1;
-      }
-      part->second += e.value * (1 - bubble);
-    }
-  }
-  const auto most =
-      std::ranges::max_element(parts, {}, &decltype(parts)::value_type::second);
-  result.bottleneck = most->first;
-  result.bottleneck_share = most->second;
+  const std::vector<StepPart> parts = BindingParts(result);
+  const auto most = std::ranges::max_element(parts, {}, &StepPart::share);
+  result.bottleneck = most->name;
+  result.bottleneck_share = most->share;
 }
 
 void FillUpkeep(const Case& of, const PredictOptions& options,
@@ -147,6 +132,20 @@ FullestDevice FullestOf(const Cluster& cluster, const Plan& plan,
   return *fullest;
 }
 
+std::vector<StepPart> BindingParts(const Prediction& prediction) {
+  const Evaluation& evaluation = prediction.evaluation;
+  const double bubble =
+      evaluation.breakdown.idle.seconds() / evaluation.step_time.seconds();
+  std::vector<StepPart> parts = {{"pipeline bubble", bubble}};
+  if (!prediction.sensitivity) return parts;
+  for (const Elasticity& e : prediction.sensitivity->resources) {
+    auto part = std::ranges::find(parts, e.resource->part, &StepPart::name);
+    if (part == parts.end()) part = parts.insert(part, {e.resource->part, 0});
+    part->share += e.value * (1 - bubble);
+  }
+  return parts;
+}
+
 Prediction Predict(const Case& of, const Plan& plan,
                    const PredictOptions& options) {
   const Graph& graph = *of.graph;
@@ -173,7 +172,7 @@ Prediction Predict(const Case& of, const Plan& plan,
     result.sensitivity = SensitivityOf(graph, cluster, plan, evaluator,
                                        options.profile, options.training);
   }
-  NameBottleneck(result.evaluation, result);
+  NameBottleneck(result);
   FillUpkeep(of, options, result);
   return result;
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "costmodel/profile/profile_db.h"
@@ -83,6 +84,15 @@ struct FullestDevice {
 };
 FullestDevice FullestOf(const Cluster& cluster, const Plan& plan,
                         const Evaluation& evaluation);
+
+// A part of the step, by what it waits for.
+struct StepPart {
+  std::string_view name;  // "links between nodes"
+  double share = 0;
+};
+// First the pipeline's bubble, by the breakdown; then what is left of the step
+// by the elasticities, where these are known.
+std::vector<StepPart> BindingParts(const Prediction& prediction);
 
 // REQUIRES: `plan` is valid for the case.
 Prediction Predict(const Case& of, const Plan& plan,

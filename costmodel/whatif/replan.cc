@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "costmodel/evaluate/evaluator.h"
-#include "planner/search/experts.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/search_space.h"
 #include "planner/search/sweep.h"
+#include "planner/search/uniform_strategies.h"
 
 namespace tessera {
 namespace {

@@ -15,7 +15,7 @@ struct ReplanOptions {
   uint64_t seed = 0;
 };
 
-// Of the uniform strategies (planner/search/experts.h) with sequence
+// Of the uniform strategies (planner/search/uniform_strategies.h) with sequence
 // parallelism where there is tensor parallelism, 1F1B and microbatches of at
 // most 8 samples, evenly `budget` of them, and the case's own strategy where it
 // has one; where none fits, the nearest again with recomputation. The result is

@@ -125,10 +125,6 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models);
 // kInfeasible.
 Result<Plan> PlanOf(Case& of);
 
-// The strategy as --strategy takes it, but for dp, which follows the devices;
-// nothing where its schedule is a table of actions.
-std::optional<std::string> FlagTextOf(const Strategy& strategy);
-
 // `text` with `key` of the strategy set to `value`.
 std::string WithStrategyKey(const std::string& text, std::string_view key,
                             std::string_view value);

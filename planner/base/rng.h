@@ -1,8 +1,8 @@
 #pragma once
 // Reproducible randomness, the same bits on every machine.
 //  - Rng: a sequential stream (PCG-XSH-RR 64/32; O'Neill 2014) for the search.
-//  - CounterRandom: a pure function of a key and a counter (SplitMix64's
-//    finaliser; Steele et al. 2014) for weights and dropout, keyed by global
+//  - Counter…: pure functions of a key and a counter (Mix64: a step of
+//    SplitMix64; Steele et al. 2014) for weights and dropout, keyed by global
 //    index so that no split changes what is drawn.
 
 #include <cmath>

@@ -8,17 +8,11 @@
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
-#include <cstring>
+
+#include "planner/base/system_error.h"
 
 namespace tessera {
 namespace {
-
-Error SystemError(std::string_view action, const std::string& path, int error) {
-  const ErrorCode code = error == ENOENT   ? ErrorCode::kNotFound
-                         : error == EISDIR ? ErrorCode::kInvalidInput
-                                           : ErrorCode::kUnavailable;
-  return {code, std::string(action) + ": " + std::strerror(error), path};
-}
 
 // An open file descriptor, closed on the way out.
 class Descriptor {

@@ -1,6 +1,6 @@
 #pragma once
-// Parts of a plan in words, for people (Describe in strategy.h has the whole),
-// and what differs between two plans.
+// A plan and its parts in words, for people, and what differs between two
+// plans.
 //
 // Functions without state; thread-safe.
 
@@ -11,6 +11,11 @@
 #include "planner/plan/plan.h"
 
 namespace tessera {
+
+// The plan in words for people, several lines: stages with their devices, runs
+// of equal blocks and how they are split, ZeRO, schedule and microbatches.
+std::string Describe(const Graph& graph, const Cluster& cluster,
+                     const Plan& plan);
 
 // How the operators of a block are split: "data-parallel 4, tensor-parallel 8
 // (attention by heads), recompute full". Empty for a block without nodes.

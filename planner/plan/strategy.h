@@ -125,30 +125,6 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
 Result<Plan> PlanFromStrategy(const Graph& graph, const Cluster& cluster,
                               const Strategy& strategy);
 
-// The first block of each position, for `positions` of at most as many blocks.
-std::vector<int> StageStarts(const GraphIndex& index, int positions);
-// The same for positions of such speeds, whose work over it is as equal as may
-// be.
-std::vector<int> StageStarts(const GraphIndex& index,
-                             std::span<const double> speeds);
-
-// FLOP/s that large products of the type reach on a device.
-double SpeedOf(const Cluster& cluster, DeviceId device, DType dtype);
-// That of the slowest of a group's.
-double SlowestSpeed(const Cluster& cluster, const DeviceGroup& group,
-                    DType dtype);
-// Whether devices differ in it.
-bool HasUnlikeSpeeds(const Cluster& cluster, DType dtype);
-
-// How `units` are best shared among workers of such speeds: each has one at
-// least, and what takes longest takes as short as may be. REQUIRES: as many
-// units as workers.
-std::vector<int> SharesBySpeed(int64_t units, std::span<const double> speeds);
-
-// Shares as an axis has them (MeshAxis::shares): without a common divisor, and
-// none where all are equal.
-std::vector<int> ReducedShares(std::vector<int> shares);
-
 // The strategy that gives `plan`, up to names of groups and axes; nothing
 // where the plan is not uniform.
 std::optional<Strategy> UniformStrategy(const GraphIndex& index,
@@ -162,13 +138,12 @@ std::string ToString(const Strategy& strategy);
 std::string StrategyText(const GraphIndex& index, const Cluster& cluster,
                          const Plan& plan);
 
+// The strategy as --strategy takes it, but for dp, which follows the devices;
+// nothing where its schedule is a table of actions.
+std::optional<std::string> FlagTextOf(const Strategy& strategy);
+
 // Names each axis by what it does: "dp" splits only the batch, "ep" experts,
 // "cp" the sequence, "tp" anything else, "rep" nothing; numbered, outer first.
 void NameAxes(const GraphIndex& index, Plan& plan);
-
-// The plan in words for people, several lines: stages with their devices, runs
-// of equal blocks and how they are split, ZeRO, schedule and microbatches.
-std::string Describe(const Graph& graph, const Cluster& cluster,
-                     const Plan& plan);
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
+#include "planner/plan/work_shares.h"
 #include "planner/schedule/list_schedule.h"
 
 namespace tessera {

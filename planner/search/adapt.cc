@@ -9,7 +9,7 @@
 #include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
 #include "planner/schedule/pipeline_schedule.h"
-#include "planner/search/experts.h"
+#include "planner/search/uniform_strategies.h"
 
 namespace tessera {
 namespace {
@@ -110,7 +110,7 @@ std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
   Plan same = old;
   if (MakeCanonical(space, same)) plans.push_back(std::move(same));
   const Strategy rough = RoughStrategy(space.index, old);
-  const auto devices = static_cast<int>(space.cluster->devices.size());
+  const int devices = space.devices();
   std::vector<std::pair<double, Strategy>> near;
   for (int tp : Divisors(devices)) {
     for (int pp : Divisors(devices / tp)) {

@@ -7,8 +7,8 @@
 #include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/adapt.h"
-#include "planner/search/experts.h"
 #include "planner/search/sweep.h"
+#include "planner/search/uniform_strategies.h"
 
 namespace tessera {
 namespace {

@@ -360,7 +360,7 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
   // to that with all of it as far as memory lacks, and a part of that, since
   // the operators that save most run first.
   const auto bound = [&](const Strategy& strategy) {
-    return objective.BoundUniform(space.index, *space.cluster, strategy,
+    return objective.BoundUniform(space.index, strategy,
                                   Objective::Bound::kQuick);
   };
   const auto memory =
@@ -426,8 +426,8 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
   for (const auto& [guess, i] : guesses) {
     if (tried == 0 || stop()) break;
     if (than.feasible) {
-      const Score close = objective.BoundUniform(
-          space.index, *space.cluster, strategies[i], Objective::Bound::kClose);
+      const Score close = objective.BoundUniform(space.index, strategies[i],
+                                                 Objective::Bound::kClose);
       if (close.step_time >= than.step_time) continue;
     }
     if (fit(strategies[i])) --tried;

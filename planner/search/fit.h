@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "planner/plan/strategy.h"
-#include "planner/search/mcmc.h"
+#include "planner/search/found_plan.h"
 #include "planner/search/objective.h"
 #include "planner/search/search_space.h"
 

@@ -45,11 +45,6 @@ void ReserveAnswer(const SearchOptions& options, const Plan& best,
   }
 }
 
-void PriceShared(const Objective& objective, FoundPlan& found) {
-  if (found.shared || !found.evaluation.feasible()) return;
-  found.shared = objective.QuickSharedStepTime(found.plan);
-}
-
 Chain::Chain(const SearchSpace& space, const Objective& objective,
              std::span<const Move> moves, Plan start, double temperature,
              Rng rng, Duration unit, bool folded)

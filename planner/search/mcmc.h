@@ -36,8 +36,9 @@
 #include <span>
 #include <vector>
 
+#include "planner/search/baselines.h"
 #include "planner/search/draft.h"
-#include "planner/search/experts.h"
+#include "planner/search/found_plan.h"
 #include "planner/search/move.h"
 #include "planner/search/objective.h"
 #include "planner/search/search_clock.h"
@@ -123,29 +124,9 @@ struct TracePoint {
   std::optional<Duration> shared;
 };
 
-inline Score ScoreWith(const Evaluation& evaluation,
-                       std::optional<Duration> shared) {
-  Score score = ScoreOf(evaluation);
-  score.step_time = shared.value_or(score.step_time);
-  return score;
-}
-
-// A plan that the search has met.
-struct FoundPlan {
-  Plan plan;
-  Evaluation evaluation;
-  // The step time with what is lost on shared links, where it is known.
-  std::optional<Duration> shared = {};
-
-  // With that.
-  Score score() const { return ScoreWith(evaluation, shared); }
-};
-
 // Keeps the time that `best` takes to be answered with.
 void ReserveAnswer(const SearchOptions& options, const Plan& best,
                    SearchClock& clock);
-// Sets what is known of a plan that fits on shared links, unless it is set.
-void PriceShared(const Objective& objective, FoundPlan& found);
 
 struct SearchResult {
   Plan best;

@@ -107,14 +107,12 @@ class Objective {
   // no plan anything. Each kind takes more time than the one before and is no
   // better; the score takes the most.
   enum class Bound { kLoose, kQuick, kClose };
-  virtual Score BoundUniform(const GraphIndex&, const Cluster&, const Strategy&,
-                             Bound) const {
+  virtual Score BoundUniform(const GraphIndex&, const Strategy&, Bound) const {
     return {Duration{}, Bytes{}, /*feasible=*/true};
   }
   // By block, in a stage that runs the strategy without a pipeline (pp = 1) on
   // dp x tp x cp x ep neighbouring devices. Empty where that is not known.
-  virtual std::vector<LayerCost> LayerCosts(const GraphIndex&, const Cluster&,
-                                            const Strategy&) const {
+  virtual std::vector<LayerCost> LayerCosts(const Strategy&) const {
     return {};
   }
 };

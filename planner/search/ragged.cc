@@ -5,7 +5,7 @@
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
-#include "planner/search/experts.h"
+#include "planner/search/uniform_strategies.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "planner/search/mcmc.h"
+#include "planner/search/found_plan.h"
 #include "planner/search/objective.h"
 #include "planner/search/search_space.h"
 

@@ -8,6 +8,7 @@
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/strategy.h"
 #include "planner/plan/validate.h"
+#include "planner/plan/work_shares.h"
 
 namespace tessera {
 namespace {

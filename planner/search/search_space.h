@@ -14,6 +14,7 @@ namespace tessera {
 
 struct SearchSpace {
   SearchSpace(const Graph& graph, const Cluster& cluster);
+  int devices() const { return static_cast<int>(cluster->devices.size()); }
 
   GraphIndex index;
   const Cluster* cluster;

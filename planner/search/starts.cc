@@ -15,6 +15,7 @@
 #include "planner/search/ragged.h"
 #include "planner/search/sweep.h"
 #include "planner/search/textbook.h"
+#include "planner/search/uniform_strategies.h"
 #include "planner/search/unlike_stages.h"
 
 namespace tessera {
@@ -71,14 +72,12 @@ class AllowedObjective : public Objective {
     }
     return objective_.EvaluateUniform(index, cluster, strategy);
   }
-  Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
-                     const Strategy& strategy, Bound bound) const override {
-    return objective_.BoundUniform(index, cluster, strategy, bound);
+  Score BoundUniform(const GraphIndex& index, const Strategy& strategy,
+                     Bound bound) const override {
+    return objective_.BoundUniform(index, strategy, bound);
   }
-  std::vector<LayerCost> LayerCosts(const GraphIndex& index,
-                                    const Cluster& cluster,
-                                    const Strategy& strategy) const override {
-    return objective_.LayerCosts(index, cluster, strategy);
+  std::vector<LayerCost> LayerCosts(const Strategy& strategy) const override {
+    return objective_.LayerCosts(strategy);
   }
 
  private:

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "planner/base/rng.h"
-#include "planner/search/experts.h"
+#include "planner/search/baselines.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/move.h"
 #include "planner/search/objective.h"

@@ -51,9 +51,9 @@ SweepResult Sweep(const SearchSpace& space, const Objective& objective,
       for (size_t o = begin; o < std::min(begin + kSlice, strategies.size());
            ++o) {
         const size_t i = order[o];
-        bounds.push_back({objective.BoundUniform(space.index, *space.cluster,
-                                                 strategies[i], Bound::kLoose),
-                          i});
+        bounds.push_back(
+            {objective.BoundUniform(space.index, strategies[i], Bound::kLoose),
+             i});
       }
       const std::lock_guard lock(mutex);
       waiting.insert(waiting.end(), bounds.begin(), bounds.end());
@@ -87,7 +87,7 @@ SweepResult Sweep(const SearchSpace& space, const Objective& objective,
         const Bound closer =
             top->bound == Bound::kLoose ? Bound::kQuick : Bound::kClose;
         const Score score = objective.BoundUniform(
-            space.index, *space.cluster, strategies[top->number], closer);
+            space.index, strategies[top->number], closer);
         const std::lock_guard lock(mutex);
         waiting.push_back({score, top->number, closer});
         std::push_heap(waiting.begin(), waiting.end(), after);

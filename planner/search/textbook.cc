@@ -7,13 +7,10 @@
 #include "planner/base/table.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/validate.h"
+#include "planner/search/uniform_strategies.h"
 
 namespace tessera {
 namespace {
-
-int Devices(const SearchSpace& space) {
-  return static_cast<int>(space.cluster->devices.size());
-}
 
 // The split of a replica: tensor parallelism, pipelines.
 bool IsPipeline(const Strategy& s) {
@@ -42,7 +39,7 @@ std::vector<Strategy> Grid(const SearchSpace& space, Is is) {
 }
 
 std::vector<Strategy> Unsplit(const SearchSpace& space) {
-  if (Devices(space) > 1) return {};
+  if (space.devices() > 1) return {};
   Strategy strategy;
   strategy.dp = 1;
   return WithSamples(space, strategy);
@@ -50,7 +47,7 @@ std::vector<Strategy> Unsplit(const SearchSpace& space) {
 
 std::vector<Strategy> Ddp(const SearchSpace& space) {
   Strategy strategy;
-  strategy.dp = Devices(space);
+  strategy.dp = space.devices();
   return strategy.dp == 1 ? std::vector<Strategy>()
                           : WithSamples(space, strategy);
 }
@@ -97,7 +94,7 @@ std::vector<Strategy> ThreeDZero(const SearchSpace& space) {
 template <int kZero>
 std::vector<Strategy> PlainReplicas(const SearchSpace& space) {
   Strategy strategy;
-  strategy.dp = Devices(space);
+  strategy.dp = space.devices();
   strategy.zero = kZero;
   return {strategy};
 }
@@ -105,7 +102,7 @@ std::vector<Strategy> PlainReplicas(const SearchSpace& space) {
 template <bool (*kIs)(const Strategy&), int kZero>
 std::vector<Strategy> PlainSplits(const SearchSpace& space) {
   std::vector<Strategy> all;
-  const int devices = Devices(space);
+  const int devices = space.devices();
   const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
   for (int tp : Divisors(devices, space.least_devices_of_node)) {
     for (int pp : Divisors(devices / tp, blocks)) {
@@ -181,7 +178,7 @@ std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier optimizer,
                                 MemoryTier parameters, int tiles) {
   std::vector<Strategy> all;
   Strategy strategy;
-  strategy.dp = Devices(space);
+  strategy.dp = space.devices();
   strategy.tiles = tiles;
   const bool alone = strategy.dp == 1;
   for (strategy.zero = alone ? 0 : 1; strategy.zero <= (alone ? 0 : 3);
@@ -195,7 +192,7 @@ std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier optimizer,
 std::vector<Strategy> SplitOnHost(const SearchSpace& space) {
   std::vector<Strategy> all;
   if (!space.cluster->host.has_value()) return all;
-  const int devices = Devices(space);
+  const int devices = space.devices();
   const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
   for (int tp : Divisors(devices, space.least_devices_of_node)) {
     for (int pp : Divisors(devices / tp, blocks)) {
@@ -285,7 +282,7 @@ std::optional<Candidate> BestOf(const Approach& approach,
 }
 
 std::string WhyNone(const Approach& approach, const SearchSpace& space) {
-  const int devices = Devices(space);
+  const int devices = space.devices();
   const bool whole = approach.strategies == Unsplit;
   if (whole && devices > 1) {
     return "the cluster has " + std::to_string(devices) + " devices";
@@ -324,7 +321,7 @@ Situation SituationOf(const SearchSpace& space, const Objective& objective,
                       const std::function<bool()>& stop) {
   const Graph& graph = *space.index.graph;
   Situation situation;
-  situation.devices = Devices(space);
+  situation.devices = space.devices();
   situation.nodes = space.cluster->num_nodes();
   situation.fast_within = fast_within;
   situation.fast_between = fast_between;

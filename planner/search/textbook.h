@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "planner/base/result.h"
-#include "planner/search/experts.h"
 #include "planner/search/objective.h"
 #include "planner/search/search_space.h"
 #include "planner/search/sweep.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 
-#include "planner/search/experts.h"
 #include "planner/search/moves/scope.h"
 
 namespace tessera {

@@ -12,9 +12,9 @@
 
 #include "planner/base/threads.h"
 #include "planner/plan/axis_roles.h"
-#include "planner/search/experts.h"
 #include "planner/search/fit.h"
 #include "planner/search/stage_cuts.h"
+#include "planner/search/uniform_strategies.h"
 
 namespace tessera {
 namespace {
@@ -196,7 +196,7 @@ StageProblem ProblemOf(const Setting& setting, const Base& base,
       const int64_t replica = int64_t{tp} * stage->cp * stage->ep;
       option.align =
           static_cast<int>(std::lcm(replica, setting.unit) / setting.unit);
-      option.costs = setting.objective.LayerCosts(space.index, cluster, *stage);
+      option.costs = setting.objective.LayerCosts(*stage);
       if (option.costs.empty()) continue;
       if (!space.constraints.empty()) {
         const auto plan = StagePlan(space, *stage);
@@ -206,8 +206,7 @@ StageProblem ProblemOf(const Setting& setting, const Base& base,
       if (setting.recomputes) {
         Strategy again = *stage;
         again.recompute = RecomputeLevel::kFull;
-        option.again =
-            setting.objective.LayerCosts(space.index, cluster, again);
+        option.again = setting.objective.LayerCosts(again);
       }
       problem.options.push_back(std::move(option));
       options.push_back(*std::move(stage));

@@ -32,6 +32,7 @@
 // reason of its own calls Abort(), so that its peers need not wait.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,6 +48,8 @@ namespace tessera {
 struct CommOptions {
   // Longest wait for peers within one operation.
   Duration timeout = Duration::FromSeconds(600);
+  // Told who has not come yet, where ranks that meet wait for long; or empty.
+  std::function<void(const std::string& who)> waiting = {};
 };
 
 // One group as seen by one of its ranks. `rank`, `root` and `peer` count

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "planner/base/check.h"
+#include "runtime/comm/arguments.h"
 #include "runtime/comm/parts.h"
 #include "runtime/comm/text.h"
 
@@ -25,10 +26,6 @@ using Event = std::shared_ptr<QueueEvent>;
 
 size_t U(int i) {
   return static_cast<size_t>(i);
-}
-
-Error Unavailable(std::string message) {
-  return {ErrorCode::kUnavailable, std::move(message), ""};
 }
 
 // What a rank brings to a meeting of its group.
@@ -137,7 +134,6 @@ class LoopbackCommunicator : public Communicator {
   Result<void> CheckAgreement(const Offers& offers) const;
   void Copy(void* to, const std::byte* from, int64_t bytes);
   Error Here(const Error& error, std::string_view operation) const;
-  std::string GroupName() const;
 
   LoopbackWorld& world_;
   const std::vector<int> ranks_;
@@ -236,22 +232,7 @@ Result<Communicator*> LoopbackWorld::Group(std::span<const int> ranks) {
   if (const auto found = groups_.find(list); found != groups_.end()) {
     return found->second.get();
   }
-  std::vector<bool> seen(U(world_size()), false);
-  for (int rank : list) {
-    if (rank < 0 || rank >= world_size()) {
-      return InvalidInput(Text("rank ", rank,
-                               " of a group is not among the job's ",
-                               world_size(), " ranks"));
-    }
-    if (seen[U(rank)]) {
-      return InvalidInput(Text("rank ", rank, " is twice in a group"));
-    }
-    seen[U(rank)] = true;
-  }
-  if (!seen[U(rank_)]) {
-    return InvalidInput(
-        Text("rank ", rank_, " asks for a group that it is not in"));
-  }
+  TESSERA_RETURN_IF_ERROR(CheckGroup(list, rank_, world_size()));
   const auto place = std::find(list.begin(), list.end(), rank_) - list.begin();
   Meetings* meetings = nullptr;
   {
@@ -325,16 +306,10 @@ Result<Buffer> LoopbackWorld::TakeBuffer(int64_t bytes) {
 
 // ---- Meetings ---------------------------------------------------------------
 
-std::string LoopbackCommunicator::GroupName() const {
-  std::string name;
-  for (int r : ranks_) name += Text(name.empty() ? "" : ",", r);
-  return Text("{", name, "}");
-}
-
 Error LoopbackCommunicator::Here(const Error& error,
                                  std::string_view operation) const {
-  return error.At(
-      Text("rank ", world_.rank_, ", ", operation, " of group ", GroupName()));
+  return error.At(Text("rank ", world_.rank_, ", ", operation, " of group ",
+                       GroupText(ranks_)));
 }
 
 // What the others offer; their buffers may be read by what is enqueued from
@@ -393,7 +368,7 @@ Result<void> LoopbackCommunicator::CheckAgreement(const Offers& offers) const {
     }
     return InvalidInput(
         Text("ranks disagree: rank ", ranks_[0], " calls ", describe(first),
-             " in group ", GroupName(), ", rank ", ranks_[U(r)], " ",
+             " in group ", GroupText(ranks_), ", rank ", ranks_[U(r)], " ",
              describe(other),
              first.operation == other.operation && first.bytes == other.bytes
                  ? " with other counts, element type or root"
@@ -442,8 +417,8 @@ void LoopbackCommunicator::Copy(void* to, const std::byte* from,
 // Every rank sums one slice, into its place; then all take the others' slices.
 Result<void> LoopbackCommunicator::AllReduce(void* data, int64_t count,
                                              DType dtype) {
-  if (count < 0) {
-    return Here(InvalidInput(Text("negative count ", count)), "all-reduce");
+  if (auto valid = CheckCount(count); !valid) {
+    return Here(valid.error(), "all-reduce");
   }
   const int64_t element = SizeOf(dtype);
   auto* const bytes = static_cast<std::byte*>(data);
@@ -475,14 +450,9 @@ Result<void> LoopbackCommunicator::AllReduce(void* data, int64_t count,
 Result<void> LoopbackCommunicator::AllGather(
     const void* send, int64_t send_bytes, void* recv,
     std::span<const int64_t> bytes_per_rank) {
-  if (auto valid = CheckLengths(bytes_per_rank, size()); !valid) {
+  if (auto valid = CheckGather(send_bytes, bytes_per_rank, rank_, size());
+      !valid) {
     return Here(valid.error(), "all-gather");
-  }
-  const int64_t mine = bytes_per_rank[U(rank_)];
-  if (send_bytes != mine) {
-    return Here(InvalidInput(Text("sends ", send_bytes, " bytes, but expects ",
-                                  mine, " from itself")),
-                "all-gather");
   }
   const std::vector<int64_t> offsets = Offsets(bytes_per_rank);
   auto* const to = static_cast<std::byte*>(recv);
@@ -551,10 +521,8 @@ Result<void> LoopbackCommunicator::AllToAll(
 
 Result<void> LoopbackCommunicator::Broadcast(void* data, int64_t bytes,
                                              int root) {
-  if (root < 0 || root >= size() || bytes < 0) {
-    return Here(InvalidInput(Text("cannot send ", bytes, " bytes from rank ",
-                                  root, " of a group of ", size())),
-                "broadcast");
+  if (auto valid = CheckBroadcast(bytes, root, size()); !valid) {
+    return Here(valid.error(), "broadcast");
   }
   Offer offer{.operation = "broadcast",
               .bytes = bytes,
@@ -576,10 +544,8 @@ Result<void> LoopbackCommunicator::Barrier() {
 
 Result<void> LoopbackCommunicator::Send(const void* data, int64_t bytes,
                                         int peer, uint64_t tag) {
-  if (peer < 0 || peer >= size() || bytes < 0) {
-    return Here(InvalidInput(Text("cannot send ", bytes, " bytes to rank ",
-                                  peer, " of a group of ", size())),
-                "send");
+  if (auto valid = CheckSend(bytes, peer, size()); !valid) {
+    return Here(valid.error(), "send");
   }
   const auto send = [&]() -> Result<void> {
     Message message;
@@ -605,10 +571,8 @@ Result<void> LoopbackCommunicator::Send(const void* data, int64_t bytes,
 
 Result<void> LoopbackCommunicator::Recv(void* data, int64_t bytes, int peer,
                                         uint64_t tag) {
-  if (peer < 0 || peer >= size() || bytes < 0) {
-    return Here(InvalidInput(Text("cannot receive ", bytes, " bytes from rank ",
-                                  peer, " of a group of ", size())),
-                "receive");
+  if (auto valid = CheckRecv(bytes, peer, size()); !valid) {
+    return Here(valid.error(), "receive");
   }
   Hub& hub = *world_.hub_;
   const int from = ranks_[U(peer)];

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/comm/arguments.h"
 #include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/comm/text.h"
@@ -36,10 +37,6 @@ constexpr std::chrono::milliseconds kStoreInterval{500};
 // are not closing theirs, or are dead, would be waited for without end.
 constexpr std::chrono::seconds kCloseTime{5};
 
-Error Unavailable(std::string message) {
-  return {ErrorCode::kUnavailable, std::move(message), ""};
-}
-
 // FNV-1a.
 template <typename Integer>
 uint64_t HashOf(std::span<const Integer> numbers) {
@@ -48,15 +45,6 @@ uint64_t HashOf(std::span<const Integer> numbers) {
     hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
   }
   return hash;
-}
-
-std::string NameOfGroup(std::span<const int> ranks) {
-  std::string name = "{";
-  for (int rank : ranks) {
-    if (name.size() > 1) name += ',';
-    name += std::to_string(rank);
-  }
-  return name + "}";
 }
 
 ncclDataType_t NcclType(DType dtype) {
@@ -475,22 +463,7 @@ Result<Communicator*> NcclWorld::Group(std::span<const int> ranks) {
   if (const auto found = groups_.find(list); found != groups_.end()) {
     return found->second.get();
   }
-  std::vector<bool> seen(static_cast<size_t>(size_), false);
-  for (int rank : list) {
-    if (rank < 0 || rank >= size_) {
-      return InvalidInput(Text("rank ", rank,
-                               " of a group is not among the job's ", size_,
-                               " ranks"));
-    }
-    if (seen[static_cast<size_t>(rank)]) {
-      return InvalidInput(Text("rank ", rank, " is twice in a group"));
-    }
-    seen[static_cast<size_t>(rank)] = true;
-  }
-  if (!seen[static_cast<size_t>(rank_)]) {
-    return InvalidInput(
-        Text("rank ", rank_, " asks for a group that it is not in"));
-  }
+  TESSERA_RETURN_IF_ERROR(CheckGroup(list, rank_, size_));
   TESSERA_RETURN_IF_ERROR(CheckUsable());
   const auto here = std::find(list.begin(), list.end(), rank_) - list.begin();
   const auto position = static_cast<int>(here);
@@ -501,7 +474,7 @@ Result<Communicator*> NcclWorld::Group(std::span<const int> ranks) {
                       "the other members", /*wait=*/true);
   if (!comm) {
     return AtThisRank(Fail(comm.error()),
-                      Text("joining group ", NameOfGroup(list)));
+                      Text("joining group ", GroupText(list)));
   }
   auto group = std::make_unique<NcclCommunicator>(*this, list, position, *comm);
   Communicator* const result = group.get();
@@ -584,7 +557,7 @@ Result<void> NcclWorld::Flush() {
 Error NcclCommunicator::Here(const Error& error,
                              std::string_view operation) const {
   return world_.AtThisRank(error, Text(world_.TaskText(), ", ", operation,
-                                       " of group ", NameOfGroup(ranks_)));
+                                       " of group ", GroupText(ranks_)));
 }
 
 template <typename Issue>
@@ -608,7 +581,7 @@ Result<void> NcclCommunicator::EnqueueOn(ncclComm_t comm,
     world_.in_flight_.push_back(
         {done,
          Text("rank ", world_.rank_, ", ", world_.TaskText(), ", ", operation,
-              " of ", bytes, " bytes of group ", NameOfGroup(ranks_))});
+              " of ", bytes, " bytes of group ", GroupText(ranks_))});
     return world_.WhileWaiting();
   };
   if (auto done = run(); !done) {
@@ -631,8 +604,8 @@ ncclResult_t ForEachRank(int size, Call call) {
 
 Result<void> NcclCommunicator::AllReduce(void* data, int64_t count,
                                          DType dtype) {
-  if (count < 0) {
-    return Here(InvalidInput(Text("negative count ", count)), "all-reduce");
+  if (auto valid = CheckCount(count); !valid) {
+    return Here(valid.error(), "all-reduce");
   }
   if (count == 0) return {};
   return Enqueue("all-reduce", count * SizeOf(dtype), [&](cudaStream_t queue) {
@@ -645,22 +618,17 @@ Result<void> NcclCommunicator::AllReduce(void* data, int64_t count,
 Result<void> NcclCommunicator::AllGather(
     const void* send, int64_t send_bytes, void* recv,
     std::span<const int64_t> bytes_per_rank) {
-  if (auto valid = CheckLengths(bytes_per_rank, size()); !valid) {
+  if (auto valid = CheckGather(send_bytes, bytes_per_rank, rank_, size());
+      !valid) {
     return Here(valid.error(), "all-gather");
-  }
-  const int64_t mine = bytes_per_rank[static_cast<size_t>(rank_)];
-  if (send_bytes != mine) {
-    return Here(InvalidInput(Text("sends ", send_bytes, " bytes, but expects ",
-                                  mine, " from itself")),
-                "all-gather");
   }
   const std::vector<int64_t> offsets = Offsets(bytes_per_rank);
   if (offsets.back() == 0) return {};
   auto* const to = static_cast<std::byte*>(recv);
   return Enqueue("all-gather", offsets.back(), [&](cudaStream_t queue) {
     if (AllEqual(bytes_per_rank)) {
-      return ncclAllGather(send, recv, static_cast<size_t>(mine), ncclUint8,
-                           comm_, queue);
+      return ncclAllGather(send, recv, static_cast<size_t>(send_bytes),
+                           ncclUint8, comm_, queue);
     }
     return ForEachRank(size(), [&](int root, size_t r) {
       if (bytes_per_rank[r] == 0) return ncclSuccess;
@@ -742,10 +710,8 @@ Result<void> NcclCommunicator::AllToAll(const void* send,
 }
 
 Result<void> NcclCommunicator::Broadcast(void* data, int64_t bytes, int root) {
-  if (root < 0 || root >= size() || bytes < 0) {
-    return Here(InvalidInput(Text("cannot send ", bytes, " bytes from rank ",
-                                  root, " of a group of ", size())),
-                "broadcast");
+  if (auto valid = CheckBroadcast(bytes, root, size()); !valid) {
+    return Here(valid.error(), "broadcast");
   }
   if (bytes == 0) return {};
   return Enqueue("broadcast", bytes, [&](cudaStream_t queue) {
@@ -844,10 +810,8 @@ Result<void> NcclCommunicator::RecvInTurn(void* data, int64_t bytes,
 
 Result<void> NcclCommunicator::Send(const void* data, int64_t bytes, int peer,
                                     uint64_t tag) {
-  if (peer < 0 || peer >= size() || bytes < 0) {
-    return Here(InvalidInput(Text("cannot send ", bytes, " bytes to rank ",
-                                  peer, " of a group of ", size())),
-                "send");
+  if (auto valid = CheckSend(bytes, peer, size()); !valid) {
+    return Here(valid.error(), "send");
   }
   if (auto usable = world_.CheckUsable(); !usable) {
     return Here(usable.error(), "send");
@@ -862,10 +826,8 @@ Result<void> NcclCommunicator::Send(const void* data, int64_t bytes, int peer,
 
 Result<void> NcclCommunicator::Recv(void* data, int64_t bytes, int peer,
                                     uint64_t tag) {
-  if (peer < 0 || peer >= size() || bytes < 0) {
-    return Here(InvalidInput(Text("cannot receive ", bytes, " bytes from rank ",
-                                  peer, " of a group of ", size())),
-                "receive");
+  if (auto valid = CheckRecv(bytes, peer, size()); !valid) {
+    return Here(valid.error(), "receive");
   }
   if (auto usable = world_.CheckUsable(); !usable) {
     return Here(usable.error(), "receive");

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "runtime/comm/text.h"
+
 namespace tessera {
 namespace {
 
@@ -69,8 +71,9 @@ int64_t RingOffset(int ranks) {
   return StagingOffset(ranks) + ranks * kMaxChannels * 3 * HalfBytes(ranks);
 }
 
-Error SystemError(std::string what) {
-  return {ErrorCode::kUnavailable, what + ": " + std::strerror(errno), ""};
+// By errno.
+Error Failed(std::string_view what) {
+  return Unavailable(Text(what, ": ", std::strerror(errno)));
 }
 
 }  // namespace
@@ -93,18 +96,18 @@ Region::~Region() {
 Result<std::shared_ptr<Region>> Region::MakePrivate(int ranks) {
   void* base = mmap(nullptr, Size(ranks), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) return SystemError("cannot map memory for ranks");
+  if (base == MAP_FAILED) return Failed("cannot map memory for ranks");
   return std::shared_ptr<Region>(new Region(ranks, base));
 }
 
 Result<std::shared_ptr<Region>> Region::Map(int ranks, int fd) {
   if (ftruncate(fd, static_cast<off_t>(Size(ranks))) != 0) {
-    return SystemError("cannot size the shared memory of the ranks");
+    return Failed("cannot size the shared memory of the ranks");
   }
   void* base =
       mmap(nullptr, Size(ranks), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) {
-    return SystemError("cannot map the shared memory of the ranks");
+    return Failed("cannot map the shared memory of the ranks");
   }
   return std::shared_ptr<Region>(new Region(ranks, base));
 }

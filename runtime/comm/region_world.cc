@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "planner/base/check.h"
+#include "runtime/comm/arguments.h"
 #include "runtime/comm/copy.h"
 #include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
@@ -84,10 +85,6 @@ const char* NameOf(CollectiveKind kind) {
       return "barrier";
   }
   return "unknown operation";
-}
-
-Error Unavailable(std::string message) {
-  return {ErrorCode::kUnavailable, std::move(message), ""};
 }
 
 // Whether results of `bytes` in all should go past the cache. What a core's
@@ -197,22 +194,7 @@ Result<Communicator*> RegionWorld::Group(std::span<const int> ranks) {
   if (const auto found = groups_.find(key); found != groups_.end()) {
     return found->second.get();
   }
-  std::vector<bool> seen(static_cast<size_t>(world_size()), false);
-  for (int r : key) {
-    if (r < 0 || r >= world_size()) {
-      return InvalidInput(Text("rank ", r,
-                               " of a group is not among the job's ",
-                               world_size(), " ranks"));
-    }
-    if (seen[static_cast<size_t>(r)]) {
-      return InvalidInput(Text("rank ", r, " is twice in a group"));
-    }
-    seen[static_cast<size_t>(r)] = true;
-  }
-  if (!seen[static_cast<size_t>(rank_)]) {
-    return InvalidInput(
-        Text("rank ", rank_, " asks for a group that it is not in"));
-  }
+  TESSERA_RETURN_IF_ERROR(CheckGroup(key, rank_, world_size()));
   if (groups_.size() == kMaxChannels) {
     return InvalidInput(
         Text("rank ", rank_, " asks for more than ", kMaxChannels, " groups"));
@@ -588,15 +570,9 @@ void RegionCommunicator::SignalPeers() {
   }
 }
 
-std::string RegionCommunicator::GroupName() const {
-  std::string name;
-  for (int r : ranks_) name += Text(name.empty() ? "" : ",", r);
-  return Text("{", name, "}");
-}
-
 Error RegionCommunicator::Here(Error error, std::string_view operation) const {
-  return error.At(
-      Text("rank ", world_.rank_, ", ", operation, " of group ", GroupName()));
+  return error.At(Text("rank ", world_.rank_, ", ", operation, " of group ",
+                       GroupText(ranks_)));
 }
 
 // The part of a half that is staged for one rank of the group. Multiples of a
@@ -625,12 +601,13 @@ Result<void> RegionCommunicator::CheckHeaders(const CollectiveHeader& mine,
     const auto describe = [](const CollectiveHeader& header) {
       return Text(NameOf(header.kind), " of ", header.bytes, " bytes");
     };
-    return world_.Fail(InvalidInput(Text(
-        "ranks disagree: rank ", world_.rank_, " calls ", describe(mine),
-        " in group ", GroupName(), ", rank ", Global(r), " ", describe(theirs),
-        (theirs.kind == mine.kind && theirs.bytes == mine.bytes
-             ? " with other counts, element type or root"
-             : ""))));
+    return world_.Fail(InvalidInput(
+        Text("ranks disagree: rank ", world_.rank_, " calls ", describe(mine),
+             " in group ", GroupText(ranks_), ", rank ", Global(r), " ",
+             describe(theirs),
+             (theirs.kind == mine.kind && theirs.bytes == mine.bytes
+                  ? " with other counts, element type or root"
+                  : ""))));
   }
   return {};
 }
@@ -668,8 +645,8 @@ Result<void> RegionCommunicator::RunRounds(CollectiveHeader header, Stage stage,
 
 Result<void> RegionCommunicator::AllReduce(void* data, int64_t count,
                                            DType dtype) {
-  if (count < 0) {
-    return Here(InvalidInput(Text("negative count ", count)), "all-reduce");
+  if (auto valid = CheckCount(count); !valid) {
+    return Here(valid.error(), "all-reduce");
   }
   if (size() == 1) return world_.CheckUsable();
   auto* bytes = static_cast<std::byte*>(data);
@@ -757,14 +734,9 @@ int64_t Largest(std::span<const int64_t> lengths) {
 Result<void> RegionCommunicator::AllGather(
     const void* send, int64_t send_bytes, void* recv,
     std::span<const int64_t> bytes_per_rank) {
-  if (auto valid = CheckLengths(bytes_per_rank, size()); !valid) {
+  if (auto valid = CheckGather(send_bytes, bytes_per_rank, rank_, size());
+      !valid) {
     return Here(valid.error(), "all-gather");
-  }
-  if (send_bytes != bytes_per_rank[static_cast<size_t>(rank_)]) {
-    return Here(InvalidInput(Text("sends ", send_bytes, " bytes, but expects ",
-                                  bytes_per_rank[static_cast<size_t>(rank_)],
-                                  " from itself")),
-                "all-gather");
   }
   const std::vector<int64_t> offsets = Offsets(bytes_per_rank);
   const int64_t per_round = world_.region_->half_bytes();
@@ -895,10 +867,8 @@ Result<void> RegionCommunicator::AllToAll(const void* send,
 
 Result<void> RegionCommunicator::Broadcast(void* data, int64_t bytes,
                                            int root) {
-  if (root < 0 || root >= size() || bytes < 0) {
-    return Here(InvalidInput(Text("cannot send ", bytes, " bytes from rank ",
-                                  root, " of a group of ", size())),
-                "broadcast");
+  if (auto valid = CheckBroadcast(bytes, root, size()); !valid) {
+    return Here(valid.error(), "broadcast");
   }
   const int64_t per_round = world_.region_->half_bytes();
   CollectiveHeader header =
@@ -927,10 +897,8 @@ Result<void> RegionCommunicator::Barrier() {
 
 Result<void> RegionCommunicator::Send(const void* data, int64_t bytes, int peer,
                                       uint64_t tag) {
-  if (peer < 0 || peer >= size() || bytes < 0) {
-    return Here(InvalidInput(Text("cannot send ", bytes, " bytes to rank ",
-                                  peer, " of a group of ", size())),
-                "send");
+  if (auto valid = CheckSend(bytes, peer, size()); !valid) {
+    return Here(valid.error(), "send");
   }
   if (auto usable = world_.CheckUsable(); !usable) {
     return Here(usable.error(), "send");
@@ -978,10 +946,8 @@ Result<void> RegionCommunicator::Send(const void* data, int64_t bytes, int peer,
 
 Result<void> RegionCommunicator::Recv(void* data, int64_t bytes, int peer,
                                       uint64_t tag) {
-  if (peer < 0 || peer >= size() || bytes < 0) {
-    return Here(InvalidInput(Text("cannot receive ", bytes, " bytes from rank ",
-                                  peer, " of a group of ", size())),
-                "receive");
+  if (auto valid = CheckRecv(bytes, peer, size()); !valid) {
+    return Here(valid.error(), "receive");
   }
   if (auto usable = world_.CheckUsable(); !usable) {
     return Here(usable.error(), "receive");

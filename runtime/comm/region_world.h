@@ -73,7 +73,6 @@ class RegionCommunicator : public Communicator {
   CollectiveHeader Header(CollectiveKind kind, int64_t bytes,
                           int64_t bytes_per_round) const;
   Error Here(Error error, std::string_view operation) const;
-  std::string GroupName() const;
   int Global(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
   int64_t SlotBytes() const;
   // By rank of the group. Of a peer: REQUIRES that it has been found.

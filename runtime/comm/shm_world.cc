@@ -17,6 +17,7 @@ namespace {
 
 // How long ranks may start apart.
 const Duration kMeetingTime = Duration::FromSeconds(120);
+const Duration kPatience = Duration::FromSeconds(5);  // until it says so
 
 // The host as far as memory and pids can be shared: its name, this boot, and
 // the namespace of its pids.
@@ -40,13 +41,24 @@ std::string FirstWord(const std::string& text) {
   return text.substr(0, text.find(' '));
 }
 
+// The identity of a rank's host, once the rank has come.
+Result<std::string> HostOf(int rank, Store& store, const std::string& prefix,
+                           const CommOptions& options) {
+  const std::string key = Text(prefix, "host/", rank);
+  if (auto soon = store.Get(key, kPatience)) return soon;
+  const std::string who = Text("rank ", rank);
+  if (options.waiting) options.waiting(who);
+  auto host = store.Get(key, kMeetingTime - kPatience);
+  if (!host) return Unavailable(who + " has not come: " + host.error().message);
+  return host;
+}
+
 // Rank 0's answer: where the memory is, or why there is none.
 Result<std::string> Offer(int size, Store& store, const std::string& prefix,
-                          int fd, uint64_t token) {
+                          const CommOptions& options, int fd, uint64_t token) {
   const std::string mine = HostIdentity();
   for (int r = 1; r < size; ++r) {
-    TESSERA_TRY(const std::string theirs,
-                store.Get(Text(prefix, "host/", r), kMeetingTime));
+    TESSERA_TRY(const std::string theirs, HostOf(r, store, prefix, options));
     if (theirs == mine) continue;
     return Text("no rank ", r, " runs on '", FirstWord(theirs),
                 "' and rank 0 on '", FirstWord(mine),
@@ -74,9 +86,8 @@ Result<std::unique_ptr<CommWorld>> MakeShmWorld(int rank, int size,
   if (rank == 0) {
     fd = memfd_create("tessera-ranks", MFD_CLOEXEC);
     if (fd < 0) {
-      return Error{ErrorCode::kUnavailable,
-                   Text("cannot make shared memory: ", std::strerror(errno)),
-                   ""};
+      return Unavailable(
+          Text("cannot make shared memory: ", std::strerror(errno)));
     }
   }
   struct Closer {
@@ -91,7 +102,8 @@ Result<std::unique_ptr<CommWorld>> MakeShmWorld(int rank, int size,
   if (rank == 0) {
     TESSERA_TRY(region, Region::Map(size, fd));
     region->header().token = token;
-    TESSERA_TRY(const std::string offer, Offer(size, store, prefix, fd, token));
+    TESSERA_TRY(const std::string offer,
+                Offer(size, store, prefix, options, fd, token));
     TESSERA_RETURN_IF_ERROR(store.Set(Text(prefix, "offer"), offer));
   } else {
     TESSERA_RETURN_IF_ERROR(
@@ -111,17 +123,13 @@ Result<std::unique_ptr<CommWorld>> MakeShmWorld(int rank, int size,
   if (rank != 0) {
     fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) {
-      return Error{ErrorCode::kUnavailable,
-                   Text("cannot open the shared memory of rank 0 (", path,
-                        "): ", std::strerror(errno)),
-                   ""};
+      return Unavailable(Text("cannot open the shared memory of rank 0 (", path,
+                              "): ", std::strerror(errno)));
     }
     TESSERA_TRY(region, Region::Map(size, fd));
     if (region->header().token != offered_token) {
-      return Error{
-          ErrorCode::kUnavailable,
-          Text("the shared memory of rank 0 (", path, ") is not this job's"),
-          ""};
+      return Unavailable(
+          Text("the shared memory of rank 0 (", path, ") is not this job's"));
     }
   }
   auto world = std::make_unique<RegionWorld>(std::move(region), rank, options);

@@ -67,10 +67,6 @@ T Read(const char* bytes) {
   return value;
 }
 
-Error Unavailable(std::string message) {
-  return {ErrorCode::kUnavailable, std::move(message), ""};
-}
-
 std::chrono::milliseconds Milliseconds(Duration duration) {
   return std::chrono::milliseconds(duration.picoseconds / 1'000'000'000);
 }

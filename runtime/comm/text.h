@@ -1,8 +1,12 @@
 #pragma once
-// Text for error messages.
+// Errors of communication, and their text.
 
+#include <span>
 #include <sstream>
 #include <string>
+#include <utility>
+
+#include "planner/base/result.h"
 
 namespace tessera {
 
@@ -12,6 +16,17 @@ std::string Text(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
+}
+
+// "{0,3}".
+inline std::string GroupText(std::span<const int> ranks) {
+  std::string text;
+  for (int rank : ranks) text += Text(text.empty() ? "" : ",", rank);
+  return Text("{", text, "}");
+}
+
+inline Error Unavailable(std::string message) {
+  return {ErrorCode::kUnavailable, std::move(message), ""};
 }
 
 }  // namespace tessera

@@ -175,6 +175,14 @@ Result<Batches> Batches::Make(const TokenData& data,
   return batches;
 }
 
+uint64_t Batches::Fingerprint() const {
+  uint64_t hash = FingerprintOf(*data_);
+  for (int64_t value : {options_.end_of_text, options_.mask_token}) {
+    hash = Mix64(hash ^ static_cast<uint64_t>(value));
+  }
+  return hash;
+}
+
 Result<BatchRow> Batches::TrainingRow(int64_t sample) const {
   const auto epoch = static_cast<uint64_t>(sample / rows_);
   const uint64_t key = Mix64(Mix64(options_.seed) ^ epoch);

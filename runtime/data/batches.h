@@ -87,6 +87,8 @@ class Batches {
                               const BatchOptions& options);
 
   const BatchOptions& options() const { return options_; }
+  // Tells other data, or the same read in another way, from this.
+  uint64_t Fingerprint() const;
   // Of an epoch.
   int64_t rows() const { return rows_; }
 

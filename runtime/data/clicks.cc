@@ -18,11 +18,6 @@ constexpr int64_t kMadeUp = 4195197692;
 
 constexpr std::string_view kCategories = "categories.";
 
-// Between 0 and 1.
-double Uniform(uint64_t key, uint64_t counter) {
-  return static_cast<double>(CounterBits53(key, counter)) * 0x1.0p-53;
-}
-
 // The table of input "categories.N", or -1.
 int64_t TableOf(std::string_view name) {
   if (!name.starts_with(kCategories)) return -1;
@@ -174,8 +169,8 @@ double Clicks::Number(int64_t record, int64_t i) const {
   const auto place = static_cast<uint64_t>(i);
   const auto pattern = ~static_cast<uint64_t>(Label(record));
   const auto noise = static_cast<uint64_t>(record);
-  return Uniform(Mix64(options_.seed ^ Mix64(pattern)), place) +
-         Uniform(Mix64(options_.seed ^ Mix64(noise)), place);
+  return CounterUniform01(Mix64(options_.seed ^ Mix64(pattern)), place) +
+         CounterUniform01(Mix64(options_.seed ^ Mix64(noise)), place);
 }
 
 int32_t Clicks::Id(int64_t record, int64_t table, int64_t i) const {
@@ -188,7 +183,7 @@ int32_t Clicks::Id(int64_t record, int64_t table, int64_t i) const {
       static_cast<double>(options_.rows[static_cast<size_t>(table)]);
   const auto place =
       static_cast<uint64_t>(options_.dense + table * options_.bag + i);
-  const double draw = Uniform(
+  const double draw = CounterUniform01(
       Mix64(options_.seed ^ Mix64(static_cast<uint64_t>(record))), place);
   return static_cast<int32_t>(rows * (Label(record) == 1 ? draw * draw : draw));
 }

@@ -16,7 +16,7 @@ constexpr int64_t kMadeUp = 1281167;
 
 // Between -1 and 1.
 double Uniform(uint64_t key, uint64_t counter) {
-  return static_cast<double>(CounterBits53(key, counter)) * 0x1.0p-52 - 1;
+  return 2 * CounterUniform01(key, counter) - 1;
 }
 
 // What a block has of an image, from element `out` of the block on.

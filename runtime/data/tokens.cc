@@ -1,13 +1,7 @@
 #include "runtime/data/tokens.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -46,15 +40,10 @@ int64_t BytesPerToken(TokenFormat format) {
 }
 
 template <typename T>
-T Load(const unsigned char* from) {
+T Load(const std::byte* from) {
   T value;
   std::memcpy(&value, from, sizeof value);
   return value;
-}
-
-Error SystemError(const std::string& path, int error) {
-  return {error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kUnavailable,
-          std::string("cannot open: ") + std::strerror(error), path};
 }
 
 }  // namespace
@@ -73,31 +62,10 @@ std::string_view NameOf(TokenFormat format) {
   return "";
 }
 
-TokenData::TokenData(TokenData&& other) noexcept {
-  *this = std::move(other);
-}
-
-TokenData& TokenData::operator=(TokenData&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(format_, other.format_);
-  std::swap(vocab_size_, other.vocab_size_);
-  std::swap(size_, other.size_);
-  std::swap(ids_, other.ids_);
-  std::swap(mapping_, other.mapping_);
-  std::swap(mapping_bytes_, other.mapping_bytes_);
-  return *this;
-}
-
-TokenData::~TokenData() {
-  if (mapping_ != nullptr) {
-    ::munmap(mapping_, static_cast<size_t>(mapping_bytes_));
-  }
-}
-
 int64_t TokenData::operator[](int64_t i) const {
   switch (format_) {
     case TokenFormat::kText:
-      return ids_[i];
+      return Load<uint8_t>(ids_ + i);
     case TokenFormat::kNanoGpt:
     case TokenFormat::kLlmc16:
       return Load<uint16_t>(ids_ + 2 * i);
@@ -118,12 +86,13 @@ Result<void> TokenData::CheckId(int64_t i) const {
 }
 
 Result<void> TokenData::ReadFormat() {
-  const auto* bytes = static_cast<const unsigned char*>(mapping_);
+  const std::byte* const bytes = file_.bytes().data();
+  const int64_t file_bytes = std::ssize(file_.bytes());
   int64_t header_bytes = 0;
   int32_t version = 0;
   int32_t expected_version = 0;
   const int32_t magic =
-      mapping_bytes_ >= kLlmcHeaderBytes ? Load<int32_t>(bytes) : 0;
+      file_bytes >= kLlmcHeaderBytes ? Load<int32_t>(bytes) : 0;
   if (magic == kLlmcMagic16 || magic == kLlmcMagic32) {
     const bool wide = magic == kLlmcMagic32;
     format_ = wide ? TokenFormat::kLlmc32 : TokenFormat::kLlmc16;
@@ -140,7 +109,7 @@ Result<void> TokenData::ReadFormat() {
                         path_);
   }
   const int64_t token_bytes = BytesPerToken(format_);
-  const int64_t data_bytes = mapping_bytes_ - header_bytes;
+  const int64_t data_bytes = file_bytes - header_bytes;
   if (data_bytes % token_bytes != 0) {
     return InvalidInput("ends within a token: " + std::to_string(data_bytes) +
                             " bytes of " + std::string(NameOf(format_)) +
@@ -162,53 +131,11 @@ Result<void> TokenData::ReadFormat() {
   return {};
 }
 
-Result<void> TokenData::Sample(uint64_t seed, int64_t step, int64_t sample,
-                               int64_t seq_len, int32_t* tokens,
-                               int32_t* labels) const {
-  if (size_ < seq_len + 1) {
-    return InvalidInput("holds " + std::to_string(size_) +
-                            " tokens: a sequence length of " +
-                            std::to_string(seq_len) + " needs at least " +
-                            std::to_string(seq_len + 1),
-                        path_);
-  }
-  const int64_t places = size_ - seq_len;
-  const uint64_t key = Mix64(Mix64(seed) ^ static_cast<uint64_t>(step));
-  const double draw = CounterUniform01(key, static_cast<uint64_t>(sample));
-  const int64_t start = std::min(
-      static_cast<int64_t>(draw * static_cast<double>(places)), places - 1);
-  for (int64_t i = 0; i <= seq_len; ++i) {
-    TESSERA_RETURN_IF_ERROR(CheckId(start + i));
-  }
-  for (int64_t i = 0; i < seq_len; ++i) {
-    tokens[i] = static_cast<int32_t>((*this)[start + i]);
-    labels[i] = static_cast<int32_t>((*this)[start + i + 1]);
-  }
-  return {};
-}
-
 Result<TokenData> OpenTokens(const std::string& path, int64_t vocab_size) {
-  TokenData data;
+  TESSERA_TRY(MappedFile file, MappedFile::Open(path));
+  TokenData data(std::move(file));
   data.path_ = path;
   data.vocab_size_ = vocab_size;
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return SystemError(path, errno);
-  struct stat status = {};
-  const bool known = ::fstat(file, &status) == 0;
-  const bool regular = known && S_ISREG(status.st_mode);
-  if (regular && status.st_size > 0) {
-    void* mapping = ::mmap(nullptr, static_cast<size_t>(status.st_size),
-                           PROT_READ, MAP_PRIVATE, file, 0);
-    if (mapping != MAP_FAILED) {
-      data.mapping_ = mapping;
-      data.mapping_bytes_ = status.st_size;
-    }
-  }
-  const int map_error = errno;
-  ::close(file);
-  if (!regular) return InvalidInput("not a file of tokens", path);
-  if (status.st_size == 0) return InvalidInput("holds no tokens", path);
-  if (data.mapping_ == nullptr) return SystemError(path, map_error);
   TESSERA_RETURN_IF_ERROR(data.ReadFormat());
   for (int64_t i = 0; i < std::min(data.size_, kCheckedFirst); ++i) {
     TESSERA_RETURN_IF_ERROR(data.CheckId(i));

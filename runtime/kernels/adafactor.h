@@ -53,6 +53,11 @@ struct VectorPlace {
               gradient.offset[dim] - numbers.offset[1]) {}
 };
 
+// How many elements of the gradient the buffers hold.
+inline int64_t ElementsHere(const KernelCall& call) {
+  return call.run ? call.run->size() : call.operands[0].elements();
+}
+
 inline int64_t WholeElements(const LocalTensor& tensor) {
   int64_t elements = 1;
   for (const int64_t extent : tensor.global_shape) elements *= extent;

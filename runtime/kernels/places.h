@@ -1,5 +1,6 @@
 #pragma once
-// The dimension that a slice or a pad changes (planner/ops/slice.cc).
+// The dimension in which an operand and a result differ: that which a slice or
+// a pad changes, or concat_channels joins (planner/ops/{slice,channels}.cc).
 
 #include <cstdint>
 #include <utility>

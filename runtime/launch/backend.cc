@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <iostream>
 #include <string>
 
 #include "planner/base/table.h"
@@ -163,8 +164,12 @@ Result<RankSeat> JoinJob(const Backend& backend,
   TESSERA_TRY(seat.store, Store::Open(StoreOptionsOf(environment)));
   if (!backend.gpu) {
     seat.device = std::make_unique<CpuDevice>(threads);
-    TESSERA_TRY(seat.world,
-                MakeShmWorld(environment.rank, environment.size, *seat.store));
+    CommOptions options;
+    options.waiting = [](const std::string& who) {
+      std::cerr << "tessera: waiting for " << who << std::endl;
+    };
+    TESSERA_TRY(seat.world, MakeShmWorld(environment.rank, environment.size,
+                                         *seat.store, options));
     return seat;
   }
 #ifdef TESSERA_HAS_CUDA

@@ -456,7 +456,12 @@ class Job {
       if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
         // Ranks end the step and save, however long that takes; who cannot wait
         // asks again.
-        if (interrupt_ != 0) deadline = Clock::now();
+        if (interrupt_ != 0) {
+          deadline = Clock::now();
+        } else {
+          std::cerr << "tessera: ending what is under way; again: at once"
+                    << std::endl;
+        }
         interrupt_ = signal;
         Forward(signal);
       }
@@ -476,9 +481,10 @@ class Job {
       return 128 + SIGPIPE;
     }
     if (!first_failed_ || FailedForInterrupt()) {
-      if (interrupt_ != 0) return 128 + interrupt_;
-      const bool interrupted = std::ranges::any_of(
-          ranks_, [&](const auto& rank) { return IsInterrupted(rank.status); });
+      const bool interrupted =
+          interrupt_ != 0 || std::ranges::any_of(ranks_, [&](const auto& rank) {
+            return IsInterrupted(rank.status);
+          });
       return interrupted ? kInterruptedExitCode : 0;
     }
     std::cerr << "tessera: " << Cause() << std::endl;
@@ -626,8 +632,7 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
   if (nproc < 1) return InvalidInput(Text("cannot run ", nproc, " ranks"));
   int error_pipe[2];
   if (pipe2(error_pipe, O_CLOEXEC) != 0) {
-    return Error{ErrorCode::kUnavailable,
-                 Text("cannot make a pipe: ", std::strerror(errno)), ""};
+    return Unavailable(Text("cannot make a pipe: ", std::strerror(errno)));
   }
   fcntl(error_pipe[0], F_SETFL, O_NONBLOCK);
   fcntl(error_pipe[1], F_SETFD, 0);  // the ranks inherit this end
@@ -660,9 +665,8 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
                  argv.data(), envp.data());
     }
     if (pid < 0) {
-      failure = Error{
-          ErrorCode::kUnavailable,
-          Text("cannot start rank ", rank, ": ", std::strerror(errno)), ""};
+      failure = Unavailable(
+          Text("cannot start rank ", rank, ": ", std::strerror(errno)));
     } else {
       setpgid(pid, rank == 0 ? pid : job.group());
       job.Add(pid);

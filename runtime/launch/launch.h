@@ -55,7 +55,7 @@ StoreOptions StoreOptionsOf(const RankEnvironment& environment);
 // several brackets per name and leading zeros kept.
 Result<std::vector<std::string>> ExpandNodeList(std::string_view list);
 
-// What a rank returns that ended because it was told to: 128 + SIGINT.
+// What a job or a rank of it returns that ended because it was told to.
 inline constexpr int kInterruptedExitCode = 130;
 
 // Runs this very program `nproc` times with `arguments` (without the program's
@@ -67,8 +67,8 @@ inline constexpr int kInterruptedExitCode = 130;
 // names the rank, how it ended and why, and the code is 1, or 2 where all that
 // was reported is exit code 2 (bad input). SIGINT, SIGTERM and, unless it is
 // ignored, SIGHUP are passed on, and ranks that end for it return
-// kInterruptedExitCode; a second signal kills them. The code is then 128 +
-// signal, if none failed. Ctrl-Z (SIGTSTP) stops the ranks too, until this
+// kInterruptedExitCode; a second signal kills them. The code is then that, too,
+// if none failed. Ctrl-Z (SIGTSTP) stops the ranks too, until this
 // process goes on.
 // When this process is killed, so are the ranks.
 // REQUIRES: no other threads, as for any fork.

@@ -271,8 +271,8 @@ void BM_BoundTightness(benchmark::State& state) {
           evaluator.EvaluateUniform(sweep.space.index, sweep.cluster, strategy);
       if (!score) continue;
       const auto ratio = [&](Objective::Bound kind) {
-        const Score bound = evaluator.BoundUniform(
-            sweep.space.index, sweep.cluster, strategy, kind);
+        const Score bound =
+            evaluator.BoundUniform(sweep.space.index, strategy, kind);
         TESSERA_CHECK(!Better(*score, bound)) << ToString(strategy);
         return bound.step_time.seconds() / score->step_time.seconds();
       };

@@ -152,5 +152,5 @@ done
 kill -HUP $job
 code=0
 wait $job || code=$?
-[[ $code == 129 ]] || fail "exit code $code for a run without its terminal"
+[[ $code == 130 ]] || fail "exit code $code for a run without its terminal"
 [[ -s $work/hangup.safetensors ]] || fail "no checkpoint: $(cat "$work/stderr")"

@@ -20,6 +20,7 @@
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
 #include "planner/lower/lower.h"
+#include "planner/plan/describe.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"

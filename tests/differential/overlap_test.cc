@@ -255,7 +255,7 @@ void ExpectOverlap(const std::string& strategy, size_t least_meetings,
     MeetingWorld world(*worlds[static_cast<size_t>(rank)], meet);
     CpuDevice device;
     auto executor = RankExecutor::Create(tasks, graph, {}, 7, world, device,
-                                         LoadFrom(data, 7, graph),
+                                         LoadAtRandom(data, 7, graph),
                                          {.directory = ::testing::TempDir()});
     ASSERT_TRUE(executor.has_value()) << executor.error().ToString();
     ASSERT_TRUE(InitialiseState(graph, 7, **executor).has_value());

@@ -5,8 +5,8 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
-#include "planner/search/experts.h"
 #include "planner/search/mcmc.h"
+#include "planner/search/uniform_strategies.h"
 #include "tests/support/small_instances.h"
 
 namespace tessera {

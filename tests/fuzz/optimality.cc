@@ -11,6 +11,7 @@
 #include <string>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "planner/plan/describe.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/mcmc.h"
 #include "tests/support/number_flags.h"

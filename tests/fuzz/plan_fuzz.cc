@@ -25,6 +25,7 @@
 #include <string>
 #include <string_view>
 
+#include "planner/plan/describe.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/plan_check.h"

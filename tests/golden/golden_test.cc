@@ -9,6 +9,7 @@
 #include "planner/io/file.h"
 #include "planner/io/importer.h"
 #include "planner/lower/lower.h"
+#include "planner/plan/describe.h"
 #include "planner/plan/strategy.h"
 #include "tests/support/paths.h"
 

@@ -11,11 +11,12 @@
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
 #include "planner/lower/lower.h"
+#include "planner/plan/describe.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/draft.h"
-#include "planner/search/experts.h"
 #include "planner/search/move.h"
 #include "planner/search/search_space.h"
+#include "planner/search/uniform_strategies.h"
 #include "planner/topology/topologies.h"
 
 namespace tessera::testing {

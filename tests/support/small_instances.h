@@ -9,7 +9,7 @@
 
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
-#include "planner/search/exhaustive.h"
+#include "tests/support/exhaustive.h"
 
 namespace tessera::testing {
 

@@ -207,6 +207,39 @@ inline TokenData TinyTokens() {
   return std::move(data).value();
 }
 
+// Rows at random places of `data`, which outlives the result, those that the
+// reference of tests/testdata/reference draws: "tokens", as "labels" the token
+// behind each, and "positions" from 0.
+inline LoadInput LoadAtRandom(const TokenData& data, uint64_t seed,
+                              const Graph& graph) {
+  const int64_t places = data.size() - graph.seq_len;
+  const int64_t batch = graph.global_batch;
+  return [&data, seed, places, batch](const Tensor& tensor,
+                                      const LocalTensor& block,
+                                      int64_t first_sample) -> Result<void> {
+    const auto step = static_cast<uint64_t>(first_sample / batch);
+    const uint64_t key = Mix64(Mix64(seed) ^ step);
+    int32_t* out = block.as<int32_t>();
+    for (int64_t row = 0; row < block.shape[0]; ++row) {
+      const auto sample = static_cast<uint64_t>(block.offset[0] + row);
+      const auto start = static_cast<int64_t>(CounterUniform01(key, sample) *
+                                              static_cast<double>(places));
+      for (int64_t i = 0; i < block.shape[1]; ++i, ++out) {
+        const int64_t place = block.offset[1] + i;
+        if (tensor.name == "positions") {
+          *out = static_cast<int32_t>(place);
+        } else if (tensor.name == "tokens" || tensor.name == "labels") {
+          const int64_t label = tensor.name == "labels" ? 1 : 0;
+          TESSERA_TRY(*out, data.Token(start + place + label));
+        } else {
+          return InvalidInput("no data for it", tensor.name);
+        }
+      }
+    }
+    return {};
+  };
+}
+
 inline Result<TaskGraph> LowerStrategy(const Graph& graph, int ranks,
                                        const std::string& strategy,
                                        const TrainingOptions& options) {
@@ -229,7 +262,7 @@ struct TinyRun {
   Bytes export_file_bytes = WeightFiles().file_bytes;
   const std::atomic<bool>* stop = nullptr;
   std::function<Result<void>(const StepReport&)> progress = {};
-  const Batches* batches = nullptr;  // where null: random places
+  const Batches* batches = nullptr;  // where null: LoadAtRandom
   std::optional<LearningRate> learning_rate = {};
   int64_t validate_every = 0;
   bool in_queues = false;    // on a device that works behind the host's back
@@ -272,7 +305,7 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     job.seed = run.seed;
     job.steps = run.steps;
     std::optional<Batches> rows;
-    job.load = LoadFrom(data, run.seed, graph);
+    job.load = LoadAtRandom(data, run.seed, graph);
     if (RowKindOf(graph) != RowKind::kNextToken) {
       BatchOptions options = BatchOptionsOf(graph);
       options.seed = run.seed;

@@ -71,10 +71,7 @@ void FillFloats(const LocalTensor& block, int64_t step) {
       place = place * extent + block.offset[d] + rest / inner;
       rest %= inner;
     }
-    Put(block, i,
-        static_cast<double>(CounterBits53(17, static_cast<uint64_t>(place))) *
-                0x1.0p-52 -
-            1);
+    Put(block, i, 2 * CounterUniform01(17, static_cast<uint64_t>(place)) - 1);
   }
 }
 

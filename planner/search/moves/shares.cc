@@ -4,6 +4,7 @@
 // there are of each does not change.
 
 #include "planner/plan/strategy.h"
+#include "planner/plan/work_shares.h"
 #include "planner/search/move.h"
 
 namespace tessera {

@@ -182,10 +182,6 @@ class VectorVariance {
   const T* v_;
 };
 
-int64_t ElementsHere(const KernelCall& call) {
-  return call.run ? call.run->size() : call.operands[0].elements();
-}
-
 // U of elements of the buffer.
 template <typename T, typename Variance>
 Block<T> Update(const KernelCall& call, const Variance& variance, T clip,

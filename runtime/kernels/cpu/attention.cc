@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "runtime/kernels/alibi.h"
+#include "runtime/kernels/attributes.h"
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/vector.h"
 #include "runtime/kernels/relative_bias.h"
@@ -28,15 +29,6 @@ template <typename T>
 using HeadMap = Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>>;
 template <typename T>
 using ConstHeadMap = Eigen::Map<const Matrix<T>, 0, Eigen::OuterStride<>>;
-
-// A named number of a node that not every attention has.
-double AttributeOr(const KernelCall& call, std::string_view name,
-                   double otherwise) {
-  for (const Attribute& attribute : call.attributes) {
-    if (attribute.name == name) return attribute.value;
-  }
-  return otherwise;
-}
 
 // Extents of "bsgrd,btgd,btge,bs,bt->bsgre,bsgr" and what the attributes say.
 struct Problem {

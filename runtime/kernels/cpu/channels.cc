@@ -3,27 +3,19 @@
 #include <algorithm>
 
 #include "runtime/kernels/cpu/call.h"
+#include "runtime/kernels/places.h"
 
 namespace tessera {
 namespace {
 
-// The product of the extents in front of the joint dimension, in which an
-// operand and a result differ: so many runs of elements does a tensor have.
-int64_t RunsOf(const KernelCall& call) {
-  const Indices& x = call.rule->operands[0];
-  const Indices& z = call.rule->results[0];
-  int64_t runs = 1;
-  for (size_t d = 0; d < x.size() && x[d] == z[d]; ++d) {
-    runs *= call.operands[0].shape[d];
-  }
-  return runs;
-}
+// A tensor has a run of elements for each index in front of the joint
+// dimension.
 
 // x0, x1, ... -> z.
 template <typename T>
 void ConcatChannels(const KernelCall& call) {
   T* to = call.results[0].as<T>();
-  const int64_t runs = RunsOf(call);
+  const int64_t runs = PlacesOfCall(call).first.outer;
   for (int64_t run = 0; run < runs; ++run) {
     for (const LocalTensor& x : call.operands) {
       const int64_t size = x.elements() / runs;
@@ -36,7 +28,7 @@ void ConcatChannels(const KernelCall& call) {
 template <typename T>
 void ConcatChannelsDx(const KernelCall& call) {
   const T* from = call.operands[0].as<const T>();
-  const int64_t runs = RunsOf(call);
+  const int64_t runs = PlacesOfCall(call).first.outer;
   for (int64_t run = 0; run < runs; ++run) {
     for (const LocalTensor& dx : call.results) {
       const int64_t size = dx.elements() / runs;

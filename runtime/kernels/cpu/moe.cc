@@ -7,8 +7,10 @@
 #include <functional>
 #include <vector>
 
+#include "runtime/kernels/attributes.h"
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/vector.h"
+#include "runtime/kernels/losses.h"
 
 namespace tessera {
 namespace {
@@ -21,16 +23,11 @@ struct Routing {
   bool sigmoid;
 
   explicit Routing(const KernelCall& call)
-      : top_k(Whole(call, "top_k")),
-        groups(Whole(call, "groups")),
-        top_groups(Whole(call, "top_groups")),
-        group_best(Whole(call, "group_best")),
+      : top_k(WholeAttribute(call, "top_k")),
+        groups(WholeAttribute(call, "groups")),
+        top_groups(WholeAttribute(call, "top_groups")),
+        group_best(WholeAttribute(call, "group_best")),
         sigmoid(call.attribute("sigmoid") != 0) {}
-
- private:
-  static int64_t Whole(const KernelCall& call, const char* name) {
-    return static_cast<int64_t>(call.attribute(name));
-  }
 };
 
 // A token's scores, and its `top_k` experts, best first; of equal logits the
@@ -205,13 +202,6 @@ Loads LoadsOf(const KernelCall& call, int64_t sample) {
     }
   }
   return load;
-}
-
-// The loss of a sample is this times the sum of share * probability.
-double BalanceScale(const KernelCall& call) {
-  const LocalTensor& logits = call.operands[0];
-  return call.attribute("coefficient") * static_cast<double>(logits.shape[2]) /
-         static_cast<double>(logits.global_shape[0]);
 }
 
 // logits -> loss.

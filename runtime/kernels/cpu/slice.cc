@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "runtime/kernels/attributes.h"
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/places.h"
 
@@ -44,30 +45,28 @@ void Spread(const KernelCall& call, const PlacesOf& from, const PlacesOf& to,
                });
 }
 
-int64_t Whole(const KernelCall& call, std::string_view name) {
-  return static_cast<int64_t>(call.attribute(name));
-}
-
 template <typename T>
 void Slice(const KernelCall& call) {
   const auto [from, to] = PlacesOfCall(call);
-  Take<T>(call, from, to, Whole(call, "start"), Whole(call, "step"));
+  Take<T>(call, from, to, WholeAttribute(call, "start"),
+          WholeAttribute(call, "step"));
 }
 template <typename T>
 void SliceDx(const KernelCall& call) {
   const auto [from, to] = PlacesOfCall(call);
-  Spread<T>(call, from, to, Whole(call, "start"), Whole(call, "step"), T{0});
+  Spread<T>(call, from, to, WholeAttribute(call, "start"),
+            WholeAttribute(call, "step"), T{0});
 }
 template <typename T>
 void Pad(const KernelCall& call) {
   const auto [from, to] = PlacesOfCall(call);
-  Spread<T>(call, from, to, Whole(call, "before"), 1,
+  Spread<T>(call, from, to, WholeAttribute(call, "before"), 1,
             static_cast<T>(call.attribute("value")));
 }
 template <typename T>
 void PadDx(const KernelCall& call) {
   const auto [from, to] = PlacesOfCall(call);
-  Take<T>(call, from, to, Whole(call, "before"), 1);
+  Take<T>(call, from, to, WholeAttribute(call, "before"), 1);
 }
 
 }  // namespace

@@ -453,10 +453,6 @@ __global__ void UpdateVariance(Elements<T> gradient, Elements<T> v, int64_t n,
   });
 }
 
-int64_t ElementsHere(const KernelCall& call) {
-  return call.run ? call.run->size() : call.operands[0].elements();
-}
-
 float LeastVariance(const KernelCall& call) {
   const double epsilon = call.attribute("epsilon1");
   return static_cast<float>(epsilon * epsilon);

@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "runtime/kernels/alibi.h"
+#include "runtime/kernels/attributes.h"
 #include "runtime/kernels/cuda/flash.h"
 #include "runtime/kernels/cuda/sdpa.h"
 #include "runtime/kernels/relative_bias.h"
@@ -562,15 +563,6 @@ void RunBiasGradients(const AnyBackward& any, float* partial,
 // ---- Of every call ----------------------------------------------------------
 
 constexpr int kWidest = 256;
-
-// A named number of a node that not every attention has.
-double AttributeOr(const KernelCall& call, std::string_view name,
-                   double otherwise) {
-  for (const Attribute& attribute : call.attributes) {
-    if (attribute.name == name) return attribute.value;
-  }
-  return otherwise;
-}
 
 AttentionProblem ProblemOf(const KernelCall& call, const LocalTensor& q,
                            const LocalTensor& k, const LocalTensor& v,

@@ -1,6 +1,7 @@
 // Channels of images behind each other (planner/ops/channels.cc).
 
 #include "runtime/kernels/cuda/elements.h"
+#include "runtime/kernels/places.h"
 
 namespace tessera {
 namespace {
@@ -21,22 +22,13 @@ __global__ void CopyRuns(Elements<T> from, int64_t from_step, Elements<T> to,
   }
 }
 
-// The product of the extents in front of the joint dimension, in which an
-// operand and a result differ: so many runs of elements does a tensor have.
-int64_t RunsOf(const KernelCall& call) {
-  const Indices& x = call.rule->operands[0];
-  const Indices& z = call.rule->results[0];
-  int64_t runs = 1;
-  for (size_t d = 0; d < x.size() && x[d] == z[d]; ++d) {
-    runs *= call.operands[0].shape[d];
-  }
-  return runs;
-}
+// A tensor has a run of elements for each index in front of the joint
+// dimension.
 
 // x0, x1, ... -> z.
 void ConcatChannels(const KernelCall& call) {
   const LocalTensor& z = call.results[0];
-  const int64_t runs = RunsOf(call);
+  const int64_t runs = PlacesOfCall(call).first.outer;
   int64_t first = 0;
   for (const LocalTensor& x : call.operands) {
     const int64_t size = x.elements() / runs;
@@ -52,7 +44,7 @@ void ConcatChannels(const KernelCall& call) {
 // dz -> dx0, dx1, ...
 void ConcatChannelsDx(const KernelCall& call) {
   const LocalTensor& dz = call.operands[0];
-  const int64_t runs = RunsOf(call);
+  const int64_t runs = PlacesOfCall(call).first.outer;
   int64_t first = 0;
   for (const LocalTensor& dx : call.results) {
     const int64_t size = dx.elements() / runs;

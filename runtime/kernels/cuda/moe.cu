@@ -7,6 +7,7 @@
 
 #include "runtime/kernels/cuda/buckets.h"
 #include "runtime/kernels/cuda/matmul.h"
+#include "runtime/kernels/losses.h"
 
 namespace tessera {
 namespace {
@@ -516,13 +517,6 @@ float* LaunchLoads(const KernelCall& call) {
          dim3(kWarp, kBalanceWarps), 0, *call.queue, Elements<Any>(logits),
          loads, logits.shape[1], RoutingOf(call, logits));
   return loads;
-}
-
-// The loss of a sample is this times the sum of share * probability.
-double BalanceScale(const KernelCall& call) {
-  const LocalTensor& logits = call.operands[0];
-  return call.attribute("coefficient") * static_cast<double>(logits.shape[2]) /
-         static_cast<double>(logits.global_shape[0]);
 }
 
 void CallBalance(const KernelCall& call) {

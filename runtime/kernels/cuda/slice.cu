@@ -1,6 +1,7 @@
 // Some places of a dimension, and a dimension with more of them
 // (planner/ops/slice.cc). A thread writes an element.
 
+#include "runtime/kernels/attributes.h"
 #include "runtime/kernels/cuda/elements.h"
 #include "runtime/kernels/places.h"
 
@@ -41,10 +42,6 @@ __global__ void SpreadPlaces(PlacesOf from, PlacesOf to, int64_t first,
   }
 }
 
-int64_t Whole(const KernelCall& call, std::string_view name) {
-  return static_cast<int64_t>(call.attribute(name));
-}
-
 void Take(const KernelCall& call, int64_t first, int64_t step) {
   const auto places = PlacesOfCall(call);
   const LocalTensor& x = call.operands[0];
@@ -68,17 +65,17 @@ void Spread(const KernelCall& call, int64_t first, int64_t step, float value) {
 }
 
 void Slice(const KernelCall& call) {
-  Take(call, Whole(call, "start"), Whole(call, "step"));
+  Take(call, WholeAttribute(call, "start"), WholeAttribute(call, "step"));
 }
 void SliceDx(const KernelCall& call) {
-  Spread(call, Whole(call, "start"), Whole(call, "step"), 0);
+  Spread(call, WholeAttribute(call, "start"), WholeAttribute(call, "step"), 0);
 }
 void Pad(const KernelCall& call) {
-  Spread(call, Whole(call, "before"), 1,
+  Spread(call, WholeAttribute(call, "before"), 1,
          static_cast<float>(call.attribute("value")));
 }
 void PadDx(const KernelCall& call) {
-  Take(call, Whole(call, "before"), 1);
+  Take(call, WholeAttribute(call, "before"), 1);
 }
 
 }  // namespace

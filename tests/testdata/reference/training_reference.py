@@ -444,7 +444,7 @@ def mixtral(model, tokens, labels):
     return llama(model, tokens, labels, experts)
 
 
-# ---- Training: runtime/data/tokens.cc, runtime/kernels/cpu/optimizer.cc
+# ---- Training: tests/support/tiny_training.h, runtime/kernels/cpu/optimizer.cc
 
 def sample(data, seed, step, index, seq_len):
     places = len(data) - seq_len

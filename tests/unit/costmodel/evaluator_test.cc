@@ -374,6 +374,19 @@ TEST(Evaluator, LowersABlockAloneWhereItsNeighboursSeeNoChange) {
   EXPECT_EQ(evaluator.blocks_lowered(), lowered + 1);
 }
 
+// The first and the last layer have other neighbours than those between them,
+// of which their programs see nothing: embedding, layer and head are lowered.
+TEST(Evaluator, LowersEqualLayersOnceWhateverIsBesideThem) {
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
+  ASSERT_GE(graph.blocks.size(), 4);
+  for (const char* strategy : {"dp=4", "tp=4", "dp=2,tp=2,zero=1"}) {
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    (void)evaluator.Evaluate(Uniform(graph, cluster, strategy));
+    EXPECT_EQ(evaluator.blocks_lowered(), 3) << strategy;
+  }
+}
+
 // Programs are the same for all sizes of buckets that fill alike.
 TEST(Evaluator, LowersNothingForBucketsThatFillAlike) {
   const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);

@@ -7,11 +7,11 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "planner/io/importer.h"
 #include "planner/search/constraints.h"
-#include "planner/search/experts.h"
 #include "planner/search/fit.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/ragged.h"
 #include "planner/search/sweep.h"
+#include "planner/search/uniform_strategies.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 

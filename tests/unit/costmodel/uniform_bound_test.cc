@@ -13,8 +13,9 @@
 #include "planner/io/importer.h"
 #include "planner/ir/short_graph.h"
 #include "planner/plan/validate.h"
-#include "planner/search/experts.h"
+#include "planner/plan/work_shares.h"
 #include "planner/search/sweep.h"
+#include "planner/search/uniform_strategies.h"
 #include "planner/search/unlike_stages.h"
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
@@ -79,12 +80,12 @@ void ExpectBelow(const Graph& graph, const Cluster& cluster, int tries,
   for (int i = 0; i < tries; ++i) {
     const Strategy strategy =
         RandomStrategy(rng, index, static_cast<int>(cluster.devices.size()));
-    const Score loose = evaluator.BoundUniform(index, cluster, strategy,
-                                               Objective::Bound::kLoose);
-    const Score quick = evaluator.BoundUniform(index, cluster, strategy,
-                                               Objective::Bound::kQuick);
-    const Score bound = evaluator.BoundUniform(index, cluster, strategy,
-                                               Objective::Bound::kClose);
+    const Score loose =
+        evaluator.BoundUniform(index, strategy, Objective::Bound::kLoose);
+    const Score quick =
+        evaluator.BoundUniform(index, strategy, Objective::Bound::kQuick);
+    const Score bound =
+        evaluator.BoundUniform(index, strategy, Objective::Bound::kClose);
     const auto score = evaluator.EvaluateUniform(index, cluster, strategy);
     if (!score) continue;
     const std::string text = ToString(strategy) + " on " + cluster.name;
@@ -173,8 +174,7 @@ TEST(UniformBound, CountsWhatEachPassReads) {
                            "dp=4,pp=2,mbs=1,zero=3,schedule=gpipe"}) {
     const Strategy strategy = ParseStrategy(text).value();
     const double bound =
-        evaluator
-            .BoundUniform(index, cluster, strategy, Objective::Bound::kClose)
+        evaluator.BoundUniform(index, strategy, Objective::Bound::kClose)
             .step_time.seconds();
     const double score = evaluator.EvaluateUniform(index, cluster, strategy)
                              ->step_time.seconds();
@@ -245,7 +245,7 @@ TEST(LayerCosts, AddUpToAPipeline) {
     const Evaluation priced = evaluator.Evaluate(plan);
     Strategy stage = strategy;
     stage.pp = 1;
-    const auto costs = evaluator.LayerCosts(index, cluster, stage);
+    const auto costs = evaluator.LayerCosts(stage);
     ASSERT_EQ(costs.size(), graph.blocks.size());
     double slowest = 0;
     double sum = 0;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "planner/plan/describe.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"

@@ -11,7 +11,9 @@
 
 #include "planner/io/importer.h"
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/describe.h"
 #include "planner/plan/validate.h"
+#include "planner/plan/work_shares.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 #include "tests/support/small_models.h"

@@ -68,6 +68,11 @@ TEST(BatchesTest, AnEpochHasEveryRowOnceButThoseHeldOut) {
   ASSERT_FALSE(short_data.has_value());
   EXPECT_THAT(short_data.error().ToString(),
               ::testing::HasSubstr("5 rows held out need at least 31"));
+  const auto no_row = Batches::Make(data, {.seq_len = 26, .global_batch = 1});
+  ASSERT_FALSE(no_row.has_value());
+  EXPECT_THAT(no_row.error().ToString(),
+              ::testing::HasSubstr("holds 26 tokens: a sequence length of 26 "
+                                   "needs at least 27"));
 }
 
 // Rows of 3 tokens of source and 4 of target; 0 ends a document.

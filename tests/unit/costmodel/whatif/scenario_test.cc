@@ -342,6 +342,12 @@ TEST(Grid, WhatDoesNotDivideIsTheCellsProblem) {
   EXPECT_FALSE((*cells)[1].prediction);
   EXPECT_FALSE((*cells)[1].problem.empty());
   EXPECT_FALSE(RunGrid(Tiny(), {*ParseAxis("nodse=1")}, options, models));
+  // What is no value at all is no cell.
+  for (const char* axis : {"nodes=1,abc", "device.memory=80GB,-1"}) {
+    const auto grid = RunGrid(Tiny(), {*ParseAxis(axis)}, options, models);
+    ASSERT_FALSE(grid.has_value()) << axis;
+    EXPECT_EQ(grid.error().code, ErrorCode::kInvalidInput) << axis;
+  }
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// Brute force, for tests of the search on small graphs.
+// Brute force, to compare the search with on small graphs.
 
 #include <cstdint>
 #include <functional>

@@ -1,8 +1,7 @@
-#include "planner/search/exhaustive.h"
+#include "tests/support/exhaustive.h"
 
 #include "planner/plan/stages.h"
 #include "planner/schedule/pipeline_schedule.h"
-#include "planner/search/experts.h"
 
 namespace tessera {
 namespace {

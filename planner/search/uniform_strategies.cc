@@ -1,14 +1,11 @@
-#include "planner/search/experts.h"
+#include "planner/search/uniform_strategies.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <optional>
-#include <ranges>
+#include <string>
 
 #include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
-#include "planner/search/sweep.h"
 
 namespace tessera {
 namespace {
@@ -26,77 +23,6 @@ std::vector<Strategy> Spread(const std::vector<Strategy>& strategies) {
   return spread;
 }
 
-int Devices(const SearchSpace& space) {
-  return static_cast<int>(space.cluster->devices.size());
-}
-
-std::vector<std::vector<Strategy>> Ddp(const SearchSpace& space) {
-  Strategy strategy;
-  strategy.dp = Devices(space);
-  return {WithSamples(space, strategy)};
-}
-
-// The whole batch at once, as its users have it.
-std::vector<std::vector<Strategy>> Rooted(const SearchSpace& space) {
-  Strategy strategy;
-  strategy.dp = Devices(space);
-  strategy.dp_kind = DataParallelKind::kRooted;
-  const int64_t batch = space.index.graph->global_batch;
-  if (strategy.dp == 1 || batch % strategy.dp != 0) return {};
-  strategy.mbs = static_cast<int>(batch / strategy.dp);
-  return {{strategy}};
-}
-
-// Zhao et al. 2023: ZeRO-3 within nodes, replicas across.
-std::vector<std::vector<Strategy>> Hybrid(const SearchSpace& space) {
-  if (space.cluster->num_nodes() == 1) return {};
-  Strategy strategy;
-  strategy.dp = Devices(space);
-  strategy.zero = 3;
-  strategy.zero_group = Strategy::kWithinNode;
-  return {WithSamples(space, strategy)};
-}
-
-template <int kStage>
-std::vector<std::vector<Strategy>> ZeroDataParallel(const SearchSpace& space) {
-  Strategy strategy;
-  strategy.dp = Devices(space);
-  strategy.zero = kStage;
-  return {WithSamples(space, strategy)};
-}
-
-// Narayanan et al. (SC'21), takeaways 1 and 2: tensor parallelism up to the
-// size of a node, then pipeline stages until the model fits, then data
-// parallelism; the microbatch size is tuned (takeaway 3).
-std::vector<std::vector<Strategy>> Megatron(const SearchSpace& space) {
-  std::vector<std::vector<Strategy>> lists;
-  const int devices = Devices(space);
-  std::vector<int> degrees = Divisors(devices, space.least_devices_of_node);
-  std::reverse(degrees.begin(), degrees.end());
-  for (int tp : degrees) {
-    Strategy strategy;
-    strategy.tp = tp;
-    // The largest degree that the model's heads and columns allow.
-    bool possible = false;
-    for (int pp :
-         Divisors(devices / tp,
-                  static_cast<int64_t>(space.index.graph->blocks.size()))) {
-      strategy.pp = pp;
-      strategy.dp = devices / tp / pp;
-      const auto list = WithSamples(space, strategy);
-      possible =
-          possible ||
-          std::any_of(list.begin(), list.end(), [&](const Strategy& s) {
-            return PlanFromStrategy(space.index, *space.cluster, s).has_value();
-          });
-      if (!list.empty()) lists.push_back(list);
-    }
-    if (possible) return lists;
-    lists.clear();
-  }
-  return lists;
-}
-
 // From so many tokens on a sequence may be cut: below, heads and samples are
 // enough to share.
 constexpr int64_t kLongSequence = 32'768;
@@ -104,7 +30,7 @@ constexpr int kMostContext = 16;
 
 struct Context {
   int degree = 1;
-  std::string kind = Strategy().cp_kind;
+  std::string kind = "gather";
 };
 
 struct Share {
@@ -134,7 +60,7 @@ std::vector<Share> Shares(const SearchSpace& space, int64_t experts, int tp,
   const bool is_long = space.index.graph->seq_len >= kLongSequence;
   const int most_context =
       std::max(is_long ? kMostContext : 1, space.constraints.MostFixed("cp"));
-  std::vector<std::string> kinds = {Strategy().cp_kind};
+  std::vector<std::string> kinds = {Context().kind};
   if (space.index.has_attention) {
     kinds.insert(kinds.end(), {"ring", "ulysses"});
   }
@@ -204,7 +130,7 @@ std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
 std::vector<Strategy> UniformStrategies(const SearchSpace& space,
                                         TensorRanks ranks) {
   std::vector<Strategy> strategies;
-  const int devices = Devices(space);
+  const int devices = space.devices();
   const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
   const bool beyond = ranks == TensorRanks::kBeyond;
   const int least = beyond ? MostTensor(space) + 1 : 1;
@@ -251,70 +177,6 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space,
     }
   }
   return Spread(strategies);
-}
-
-std::span<const Expert> Experts() {
-  static constexpr std::array kExperts = {
-      Expert{"DataParallel",
-             "one device scatters the batch, computes the loss and steps for "
-             "all",
-             Rooted},
-      Expert{"DDP", "data parallelism over all devices", Ddp,
-             /*always=*/true},
-      Expert{"ZeRO-1", "data parallelism over all devices, optimizer state cut",
-             ZeroDataParallel<1>},
-      Expert{"ZeRO-2",
-             "data parallelism over all devices, optimizer state and gradients "
-             "cut",
-             ZeroDataParallel<2>},
-      Expert{"ZeRO-3",
-             "data parallelism over all devices, optimizer state, gradients "
-             "and parameters cut",
-             ZeroDataParallel<3>},
-      Expert{"Hybrid ZeRO",
-             "ZeRO-3 within nodes, replicas across (Zhao et al. 2023)", Hybrid},
-      Expert{"Megatron",
-             "tensor parallelism within the node, then pipeline stages until "
-             "it fits, then data parallelism (Narayanan et al. 2021)",
-             Megatron},
-  };
-  return kExperts;
-}
-
-std::vector<Baseline> Baselines(const SearchSpace& space,
-                                const Objective& objective, int threads,
-                                const std::function<bool()>& stop) {
-  std::vector<Baseline> baselines;
-  // The last first: they are what people choose for large models, where time
-  // may not do for all.
-  const auto may_fit = [&](const Strategy& strategy) {
-    return objective
-        .BoundUniform(space.index, *space.cluster, strategy,
-                      Objective::Bound::kQuick)
-        .feasible;
-  };
-  for (const Expert& expert : Experts() | std::views::reverse) {
-    std::optional<Candidate> best;
-    for (const std::vector<Strategy>& list : expert.choices(space)) {
-      const bool always = expert.always && std::ranges::any_of(list, may_fit);
-      const SweepResult swept =
-          Sweep(space, objective, list, 1, threads, always ? nullptr : stop);
-      if (!swept.best.empty() &&
-          (!best.has_value() || Better(swept.best[0].score, best->score))) {
-        best = swept.best[0];
-      }
-      if (best.has_value() && best->score.feasible) break;
-    }
-    if (!best.has_value()) continue;
-    Plan plan =
-        PlanFromStrategy(space.index, *space.cluster, best->strategy).value();
-    Evaluation evaluation = objective.Evaluate(plan);
-    baselines.push_back({std::string(expert.name), std::string(expert.summary),
-                         best->strategy, std::move(plan),
-                         std::move(evaluation)});
-  }
-  std::ranges::reverse(baselines);
-  return baselines;
 }
 
 }  // namespace tessera

@@ -1,17 +1,11 @@
 #pragma once
-// Baselines: what people choose without a search, priced by the same code; and
-// the grid of uniform strategies from which the search starts.
+// The grid of uniform strategies from which the search starts.
 
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "planner/plan/strategy.h"
-#include "planner/search/objective.h"
 #include "planner/search/search_space.h"
 
 namespace tessera {
@@ -38,35 +32,5 @@ std::vector<Strategy> UniformStrategies(
 // `strategy` with each possible number of samples in a microbatch, as above;
 // none where the replicas do not divide the batch.
 std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy);
-
-struct Baseline {
-  std::string name;
-  std::string summary;
-  Strategy strategy;
-  Plan plan;
-  Evaluation evaluation;
-};
-
-// One way in which people choose.
-struct Expert {
-  std::string_view name;
-  std::string_view summary;
-  // The strategies it would consider, all of equal standing (the best is
-  // taken), one list after the other until a list has a feasible plan.
-  std::vector<std::vector<Strategy>> (*choices)(const SearchSpace& space);
-  // Priced whatever the time, where it may fit: what all others are compared
-  // with.
-  bool always = false;
-};
-
-// "DataParallel", "DDP", "ZeRO-1" to "ZeRO-3", "Hybrid ZeRO" and "Megatron".
-std::span<const Expert> Experts();
-
-// The choice of every expert who has a valid plan, in the order of Experts();
-// the last list's best where none is feasible. Without those that are not
-// priced yet when `stop`, which may be empty, says so (called from any thread).
-std::vector<Baseline> Baselines(const SearchSpace& space,
-                                const Objective& objective, int threads,
-                                const std::function<bool()>& stop);
 
 }  // namespace tessera

@@ -1,0 +1,514 @@
+// RankExecutor: what kernels a task calls on this rank, with which operands and
+// attributes.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "planner/ir/running_average.h"
+#include "planner/ir/vocabulary.h"
+#include "runtime/executor.h"
+#include "runtime/kernels/counter.h"
+
+namespace tessera {
+namespace {
+
+// The dtype of scalars and statistics.
+DType ScalarType(const Graph& graph) {
+  return graph.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+// The attributes that optimizer kernels read.
+std::vector<Attribute> OptimizerAttributes(const TrainingOptions& options,
+                                           bool weight_decay) {
+  return {{"beta1", options.beta1},
+          {"beta2", options.beta2},
+          {"clip", options.clip},
+          {"epsilon", options.epsilon},
+          {"lr", options.learning_rate},
+          {"weight_decay", weight_decay ? options.weight_decay : 0}};
+}
+
+// Those of factored kernels, whose state is of type `dtype`.
+std::vector<Attribute> FactoredAttributes(const TrainingOptions& options,
+                                          bool weight_decay, DType dtype) {
+  const double machine = dtype == DType::kFloat64
+                             ? std::numeric_limits<double>::epsilon()
+                             : std::numeric_limits<float>::epsilon();
+  return {{"beta2_decay", options.beta2_decay},
+          {"d", options.d},
+          {"epsilon1", options.epsilon1.value_or(machine)},
+          {"epsilon2", options.epsilon2},
+          {"lr", options.learning_rate},
+          {"weight_decay", weight_decay ? options.weight_decay : 0}};
+}
+
+void SetAttribute(std::vector<Attribute>& attributes, std::string_view name,
+                  double value) {
+  for (Attribute& attribute : attributes) {
+    if (attribute.name == name) attribute.value = value;
+  }
+}
+
+// The dimensions of a value of a weight of `rank` dimensions that belong
+// together: of a matrix its batches, rows and columns, or as many of these as
+// the value has; of another weight all.
+std::vector<size_t> GroupsOf(const std::optional<MatrixForm>& form, size_t rank,
+                             size_t dims) {
+  if (!form) return {dims};
+  if (dims == rank) {
+    return {form->batches, form->rows, rank - form->batches - form->rows};
+  }
+  if (dims <= form->batches) return {dims};
+  return {form->batches, dims - form->batches};
+}
+
+}  // namespace
+
+Result<RankExecutor::Call> RankExecutor::MakeCall(
+    const RankDevice& device, std::string_view kernel,
+    std::vector<ValueId> reads, std::vector<ValueId> writes) const {
+  Call call;
+  TESSERA_TRY(call.kernel, device.FindKernel(kernel));
+  for (ValueId read : reads) {
+    call.operands.push_back(read.valid() ? local(read) : LocalTensor());
+  }
+  for (ValueId written : writes) call.results.push_back(local(written));
+  call.reads = std::move(reads);
+  call.writes = std::move(writes);
+  return call;
+}
+
+bool RankExecutor::IsAlone(ValueId id) const {
+  const Value& value = tasks_.value(id);
+  const DeviceGroup& group = tasks_.group(value.group);
+  return group.Size(value.layout.replicated(group)) == 1;
+}
+
+bool RankExecutor::ReadsPositions(const std::vector<ValueId>& values) const {
+  bool some = false;
+  for (ValueId id : values) {
+    if (!id.valid() || tasks_.value(id).dtype != DType::kInt32) continue;
+    const TensorId tensor = tasks_.value(id).tensor;
+    if (!tensor.valid() || graph_.tensor(tensor).name != "positions") {
+      return false;
+    }
+    some = true;
+  }
+  return some;
+}
+
+// Optimizer kernels: the task lists all weights of a block, and each is a call
+// of its own on flat shards (Task::reads in planner/lower/task_graph.h).
+class RankExecutor::ListCalls {
+ public:
+  // Adds the calls of a task to its work.
+  using Maker = Result<void> (ListCalls::*)();
+
+  ListCalls(RankExecutor& executor, const Task& task, Work& work)
+      : executor_(executor),
+        tasks_(executor.tasks_),
+        graph_(executor.graph_),
+        task_(task),
+        work_(work),
+        device_(executor.DeviceOf(task)) {}
+
+  // Null for other kernels.
+  static Maker MakerOf(std::string_view kernel) {
+    struct Row {
+      std::string_view kernel;
+      Maker maker;
+    };
+    static constexpr Row kRows[] = {
+        {"clip_coefficient", &ListCalls::ClipCoefficient},
+        {"cast", &ListCalls::Casts},
+        {"stochastic_cast", &ListCalls::StochasticCasts},
+        {"running_average", &ListCalls::RunningAverages},
+        {"square_sum", &ListCalls::SquareSums},
+    };
+    if (MomentsOf(kernel)) return &ListCalls::Updates;
+    const auto row = std::ranges::find(kRows, kernel, &Row::kernel);
+    return row == std::end(kRows) ? nullptr : row->maker;
+  }
+
+ private:
+  // The call is valid until the next one is added.
+  Result<Call*> Add(std::vector<ValueId> reads, std::vector<ValueId> writes,
+                    bool weight_decay = false) {
+    TESSERA_TRY(Call call,
+                executor_.MakeCall(device_, task_.kernel, std::move(reads),
+                                   std::move(writes)));
+    call.attributes = OptimizerAttributes(executor_.options_, weight_decay);
+    work_.calls.push_back(std::move(call));
+    return &work_.calls.back();
+  }
+
+  Result<void> ClipCoefficient() {
+    TESSERA_RETURN_IF_ERROR(Add(task_.reads, task_.writes));
+    return {};
+  }
+
+  Result<void> Casts() {
+    for (size_t i = 0; i < task_.reads.size(); ++i) {
+      TESSERA_RETURN_IF_ERROR(Add({task_.reads[i]}, {task_.writes[i]}));
+    }
+    return {};
+  }
+
+  Result<void> StochasticCasts() {
+    for (size_t i = 0; i < task_.reads.size(); ++i) {
+      const ValueId written = task_.writes[i];
+      if (executor_.IsAbsent(written)) continue;
+      TESSERA_TRY(Call* const call, Add({task_.reads[i]}, {written}));
+      call->results[0] = executor_.InWeight(written, call->run);
+      call->attributes = executor_.RoundingAttributes(written);
+    }
+    return {};
+  }
+
+  Result<void> RunningAverages() {
+    std::vector<double>& momenta = executor_.running_momenta_;
+    if (momenta.empty()) momenta = RunningMomenta(graph_);
+    for (size_t i = 0; i < task_.writes.size(); ++i) {
+      const ValueId written = task_.writes[i];
+      if (executor_.IsAbsent(written)) continue;
+      TESSERA_TRY(Call* const call, Add({task_.reads[i]}, {written}));
+      const double kept = 1 - momenta[tasks_.value(written).tensor.index()];
+      call->attributes = {{"rate", 1 - std::pow(kept, tasks_.microbatches)}};
+    }
+    return {};
+  }
+
+  Result<void> SquareSums() {
+    const bool of_weights =
+        !task_.writes.empty() && tasks_.value(task_.writes[0]).tensor.valid();
+    return of_weights ? SquareSumsOfWeights() : SquareSumOfAll();
+  }
+
+  // Of parameters, a sum for each weight.
+  Result<void> SquareSumsOfWeights() {
+    for (ValueId sum : task_.writes) {
+      bool first = true;
+      for (ValueId read : task_.reads) {
+        if (tasks_.value(read).tensor != tasks_.value(sum).tensor ||
+            executor_.IsAbsent(read)) {
+          continue;
+        }
+        TESSERA_TRY(Call* const call, Add({read}, {sum}));
+        call->accumulate = !std::exchange(first, false);
+      }
+    }
+    return {};
+  }
+
+  Result<void> SquareSumOfAll() {
+    // Starts as zero: masks may leave nothing to add on this rank.
+    if (!task_.accumulate) work_.zeroes = task_.writes;
+    const DeviceGroup& group = tasks_.group(task_.group);
+    for (size_t i = 0; i < task_.reads.size(); ++i) {
+      const AxisSet mask = task_.masks.empty() ? 0 : task_.masks[i];
+      if (group.Coordinate(executor_.position(task_.group), mask) != 0) {
+        continue;
+      }
+      TESSERA_TRY(Call* const call, Add({task_.reads[i]}, task_.writes));
+      call->accumulate = true;
+    }
+    return {};
+  }
+
+  // The optimizer's own kernel: parameters and their moments.
+  Result<void> Updates() {
+    const auto per_weight = 1 + static_cast<size_t>(*MomentsOf(task_.kernel));
+    const size_t weights = task_.writes.size() / per_weight;
+    TESSERA_CHECK(task_.writes.size() == weights * per_weight &&
+                  task_.reads.size() >= weights &&
+                  task_.reads.size() <= weights + 2)
+        << task_.kernel << " reads " << task_.reads.size() << " and writes "
+        << task_.writes.size();
+    // The coefficient, and the loss scale.
+    std::vector<ValueId> scalars(
+        task_.reads.begin() + static_cast<int64_t>(weights), task_.reads.end());
+    if (scalars.empty()) scalars.push_back(ValueId());
+    for (size_t w = 0; w < weights; ++w) {
+      const auto written =
+          task_.writes.begin() + static_cast<int64_t>(w * per_weight);
+      if (executor_.IsAbsent(*written)) continue;
+      const TensorId weight = tasks_.value(*written).tensor;
+      std::vector<ValueId> reads = {task_.reads[w]};
+      reads.insert(reads.end(), scalars.begin(), scalars.end());
+      TESSERA_TRY(
+          Call* const call,
+          Add(std::move(reads),
+              {written, written + static_cast<int64_t>(per_weight)},
+              graph_.tensor(weight).weight_decay && task_.kernel != "adam"));
+      if (!scalars[0].valid()) {
+        TESSERA_TRY(call->operands[1].data, executor_.One(device_));
+        call->operands[1].dtype = ScalarType(graph_);
+      }
+    }
+    return {};
+  }
+
+  RankExecutor& executor_;
+  const TaskGraph& tasks_;
+  const Graph& graph_;
+  const Task& task_;
+  Work& work_;
+  RankDevice& device_;
+};
+
+// A kernel of a graph's node, or one without a node that works alike ("sum").
+Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
+  if (const ListCalls::Maker make = ListCalls::MakerOf(task.kernel)) {
+    ListCalls calls(*this, task, work);
+    TESSERA_RETURN_IF_ERROR((calls.*make)());
+    PlanLaunches(work);
+    return {};
+  }
+  if (const FactoredKernel* kernel = FindFactoredKernel(task.kernel)) {
+    return PrepareFactoredKernel(task, *kernel, work);
+  }
+  const int here = position(task.group);
+  const DeviceGroup& group = tasks_.group(task.group);
+  TESSERA_TRY(Call call,
+              MakeCall(DeviceOf(task), task.kernel, task.reads, task.writes));
+  for (size_t i = 0; i < task.masks.size(); ++i) {
+    if (group.Coordinate(here, task.masks[i]) == 0) continue;
+    call.reads[i] = ValueId();
+    call.operands[i].data = nullptr;
+  }
+  if (task.node.valid()) {
+    call.rule = &graph_.node(task.node).rule;
+    call.attributes = graph_.node(task.node).attributes;
+  }
+  if (task.kernel == "dropout" && weights_ != nullptr) {
+    SetAttribute(call.attributes, "probability", 0);
+  }
+  if (task.kernel.starts_with("tracked_") && weights_ != nullptr) {
+    SetAttribute(call.attributes, "momentum", -1);  // norms by the averages
+  }
+  call.reads_positions = ReadsPositions(call.reads);
+  call.alone = std::ranges::all_of(
+      task.writes, [this](ValueId value) { return IsAlone(value); });
+  call.accumulate = task.accumulate;
+  if (call.accumulate && !call.kernel->accumulates) {
+    return InvalidInput("kernel '" + std::string(task.kernel) +
+                        "' does not accumulate");
+  }
+  work.calls.push_back(std::move(call));
+  return {};
+}
+
+void RankExecutor::PlanLaunches(Work& work) {
+  std::vector<ListedCall> listed;
+  for (const Call& call : work.calls) {
+    ListedCall& one = listed.emplace_back();
+    one.kernel = call.kernel;
+    for (const auto* tensors : {&call.operands, &call.results}) {
+      for (const LocalTensor& tensor : *tensors) {
+        one.dtypes.push_back(tensor.dtype);
+      }
+    }
+    one.shared.assign(call.reads.begin() + 1, call.reads.end());
+  }
+  work.launches = LaunchSizes(listed);
+}
+
+// One call for each piece, or weight (planner/lower/factored_update.h).
+Result<void> RankExecutor::PrepareFactoredKernel(const Task& task,
+                                                 const FactoredKernel& kernel,
+                                                 Work& work) {
+  RankDevice& device = DeviceOf(task);
+  if (matrix_forms_.empty()) {
+    const std::vector<TensorId> weights = Weights(graph_);
+    const auto forms = MatrixForms(graph_);
+    for (size_t w = 0; w < weights.size(); ++w) {
+      matrix_forms_.emplace(weights[w], forms[w]);
+    }
+  }
+  std::vector<ValueId> reads = task.reads;
+  std::vector<ValueId> scalars;
+  while (!reads.empty() && !tasks_.value(reads.back()).tensor.valid()) {
+    scalars.insert(scalars.begin(), reads.back());
+    reads.pop_back();
+  }
+  if (scalars.empty()) scalars.push_back(ValueId());
+  std::vector<TensorId> weights;
+  for (ValueId read : reads) {
+    const TensorId weight = tasks_.value(read).tensor;
+    if (std::ranges::find(weights, weight) == weights.end()) {
+      weights.push_back(weight);
+    }
+  }
+  const auto size = [](int lists) { return static_cast<size_t>(lists); };
+  const size_t pieces =
+      kernel.piece_reads == 0
+          ? 0
+          : (reads.size() - size(kernel.weight_reads) * weights.size()) /
+                size(kernel.piece_reads);
+  const auto is_whole = [&](size_t entries, int of_pieces, int of_weights) {
+    return entries ==
+           size(of_pieces) * pieces + size(of_weights) * weights.size();
+  };
+  TESSERA_CHECK(
+      is_whole(reads.size(), kernel.piece_reads, kernel.weight_reads) &&
+      is_whole(task.writes.size(), kernel.piece_writes, kernel.weight_writes))
+      << task.kernel << " reads " << reads.size() << " and writes "
+      << task.writes.size();
+
+  const size_t calls = kernel.piece_reads == 0 ? weights.size() : pieces;
+  std::vector<bool> begun(weights.size());
+  const std::map<TensorId, int64_t> padded = PaddedWeights(graph_);
+  for (size_t i = 0; i < calls; ++i) {
+    const TensorId weight = tasks_.value(reads[i]).tensor;
+    const auto w = static_cast<size_t>(std::ranges::find(weights, weight) -
+                                       weights.begin());
+    const auto entries = [&](const std::vector<ValueId>& of, int of_pieces,
+                             int of_weights) {
+      std::vector<ValueId> entries;
+      for (size_t list = 0; list < size(of_pieces); ++list) {
+        entries.push_back(of[list * pieces + i]);
+      }
+      for (size_t list = 0; list < size(of_weights); ++list) {
+        entries.push_back(
+            of[size(of_pieces) * pieces + list * weights.size() + w]);
+      }
+      return entries;
+    };
+    std::vector<ValueId> operands =
+        entries(reads, kernel.piece_reads, kernel.weight_reads);
+    const std::vector<ValueId> results =
+        entries(task.writes, kernel.piece_writes, kernel.weight_writes);
+    if (IsAbsent(results[0])) continue;
+    operands.insert(operands.end(), scalars.begin(), scalars.end());
+    TESSERA_TRY(Call call, MakeCall(device, task.kernel, operands, results));
+    call.attributes =
+        FactoredAttributes(options_, graph_.tensor(weight).weight_decay,
+                           tasks_.value(results[0]).dtype);
+    call.accumulate = begun[w];
+    begun[w] = true;
+    if (kernel.piece_reads > 0) call.run = placement(reads[i]).run;
+    // Dimensions of a matrix are brought together.
+    const auto& form = matrix_forms_.at(weight);
+    const size_t rank = graph_.tensor(weight).shape.size();
+    const auto regroup = [&](const std::vector<ValueId>& ids,
+                             std::vector<LocalTensor>& tensors) {
+      for (size_t k = 0; k < ids.size(); ++k) {
+        if (!ids[k].valid() || !tasks_.value(ids[k]).tensor.valid()) continue;
+        const size_t dims = tasks_.value(ids[k]).shape.size();
+        tensors[k] = Regrouped(ids[k], GroupsOf(form, rank, dims));
+      }
+    };
+    regroup(operands, call.operands);
+    regroup(results, call.results);
+    // Means are over the rows that are not padding, which are all zero.
+    if (const auto rows = padded.find(weight); rows != padded.end()) {
+      int64_t& whole =
+          call.operands[0].global_shape[form && form->batches == 0 ? 1 : 0];
+      whole = whole / graph_.tensor(weight).shape[0] * rows->second;
+    }
+    if (!scalars[0].valid()) {
+      const size_t coefficient = operands.size() - 1;
+      TESSERA_TRY(call.operands[coefficient].data, One(device));
+      call.operands[coefficient].dtype = ScalarType(graph_);
+    }
+    work.calls.push_back(std::move(call));
+  }
+  return {};
+}
+
+Result<void*> RankExecutor::One(RankDevice& device) {
+  for (const auto& [other, data] : ones_) {
+    if (other == &device) return data;
+  }
+  const Bytes size{SizeOf(ScalarType(graph_))};
+  TESSERA_TRY(void* const data,
+              device.Allocate(size, MemoryCategory::kWorkspace));
+  ones_.emplace_back(&device, data);
+  if (ScalarType(graph_) == DType::kFloat64) {
+    const double one = 1;
+    device.Write(data, &one, size);
+  } else {
+    const float one = 1;
+    device.Write(data, &one, size);
+  }
+  return data;
+}
+
+LocalTensor RankExecutor::Regrouped(ValueId id,
+                                    const std::vector<size_t>& groups) const {
+  const Value& value = tasks_.value(id);
+  const Box block = placement(id).block;
+  Layout all = value.layout;
+  all.tile = {};
+  const Box kept = BlockAt(all, tasks_.group(value.group), value.shape,
+                           position(value.group));
+  LocalTensor tensor;
+  tensor.data = data(id);
+  tensor.dtype = value.dtype;
+  size_t d = 0;
+  for (const size_t dims : groups) {
+    int64_t extent = 1;
+    int64_t offset = 0;
+    int64_t whole = 1;
+    for (const size_t end = d + dims; d < end; ++d) {
+      // Together they are a run of indices.
+      TESSERA_CHECK(extent == 1 || block[d].size() == kept[d].size())
+          << "an inner dimension in tiles";
+      offset = offset * kept[d].size() + block[d].begin - kept[d].begin;
+      extent *= block[d].size();
+      whole *= value.shape[d];
+    }
+    tensor.shape.push_back(extent);
+    tensor.offset.push_back(offset);
+    tensor.global_shape.push_back(whole);
+  }
+  TESSERA_CHECK(d == value.shape.size()) << value.what;
+  return tensor;
+}
+
+LocalTensor RankExecutor::InWeight(ValueId id,
+                                   std::optional<Range>& run) const {
+  const Value& value = tasks_.value(id);
+  const Placement here = placement(id);
+  if (value.layout.flat != 0) run = here.run;
+  return BlockOf(value, here);
+}
+
+std::vector<Attribute> RankExecutor::RoundingAttributes(ValueId id) const {
+  const Tensor& weight = graph_.tensor(tasks_.value(id).tensor);
+  return {{"salt", static_cast<double>(HashName(weight.name) >> 11)}};
+}
+
+std::vector<std::byte> RankExecutor::RoundedMasters(ValueId parameter,
+                                                    std::span<float> masters,
+                                                    int64_t steps) const {
+  const Value& value = tasks_.value(parameter);
+  std::vector<std::byte> rounded(masters.size() *
+                                 static_cast<size_t>(SizeOf(value.dtype)));
+  LocalTensor from;
+  from.data = masters.data();
+  from.shape = {std::ssize(masters)};
+  KernelCall call;
+  LocalTensor to = InWeight(parameter, call.run);
+  to.data = rounded.data();
+  const std::vector<Attribute> attributes = RoundingAttributes(parameter);
+  call.operands = {&from, 1};
+  call.results = {&to, 1};
+  call.attributes = attributes;
+  call.seed = seed_;
+  call.step = steps - 1;
+  const bool at_random = options_.stochastic_rounding && steps > 0;
+  FindCpuKernel(at_random ? "stochastic_cast" : "cast").value()->run(call);
+  return rounded;
+}
+
+void RankExecutor::set_learning_rate(double rate) {
+  learning_rate_ = rate;
+  for (Work& work : work_) {
+    for (Call& call : work.calls) SetAttribute(call.attributes, "lr", rate);
+  }
+}
+
+}  // namespace tessera

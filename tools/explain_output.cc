@@ -1,0 +1,23 @@
+#include "tools/explain_output.h"
+
+#include <cmath>
+
+#include "tools/format.h"
+
+namespace tessera {
+
+std::string ChangeText(double value, double base) {
+  const double change = value / base - 1;
+  if (change >= 9) return FormatNumber(value / base) + " x";
+  if (std::abs(change) < 0.0005) return "equal";
+  return (change > 0 ? "+" : "-") + FormatPercent(std::abs(change));
+}
+
+Json ChangesJson(const std::vector<PlanDifference>& changes) {
+  return Json::ArrayOf(changes, [](const PlanDifference& change) {
+    return Json::Object(
+        {{"what", change.what}, {"from", change.from}, {"to", change.to}});
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,63 @@
+#include "tools/job_ranks.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "runtime/launch/backend.h"
+#include "runtime/thread_pool.h"
+#include "tools/gpu_share.h"
+#include "tools/verb.h"
+
+namespace tessera {
+namespace {
+
+Result<void> CheckNproc(const Options& options,
+                        const RankEnvironment& environment) {
+  if (options.nproc == 0 || options.nproc == environment.size) return {};
+  return InvalidInput("is " + std::to_string(options.nproc) + ", but " +
+                          environment.launcher + " started " +
+                          std::to_string(environment.size) + " ranks",
+                      "--nproc");
+}
+
+}  // namespace
+
+int ThreadsOf(const Options& options, int ranks) {
+  return options.threads > 0 ? options.threads
+                             : ThreadsPerRank(std::max(1, ranks));
+}
+
+RankEnvironment LastRank(int ranks) {
+  return {.launcher = "tessera",
+          .rank = ranks - 1,
+          .size = ranks,
+          .local_rank = ranks - 1,
+          .local_size = ranks,
+          .master_host = {},
+          .job_id = {}};
+}
+
+Result<int> RunAsRankOrJob(const Options& options,
+                           Result<int> (*as_rank)(const Options&,
+                                                  const RankEnvironment&),
+                           Result<int> (*as_job)(const Options&)) {
+  TESSERA_TRY(const std::optional<RankEnvironment> environment,
+              DetectRankEnvironment());
+  TESSERA_TRY(const Backend* const backend, BackendOf(options));
+  if (backend->threads && environment && environment->size > 1) {
+    return InvalidInput("its ranks are threads of one process, but " +
+                            environment->launcher + " started " +
+                            std::to_string(environment->size),
+                        "--backend " + options.backend);
+  }
+  if (!environment || backend->threads) return as_job(options);
+  const Result<void> fits = CheckNproc(options, *environment);
+  const Result<int> code =
+      fits ? as_rank(options, *environment) : Result<int>(fits.error());
+  if (code) return code;
+  ReportRankError(code.error());
+  return ExitCodeOf(code.error().code);
+}
+
+}  // namespace tessera

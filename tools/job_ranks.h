@@ -1,0 +1,24 @@
+#pragma once
+// How a process becomes a rank of `run` or `profile`, or starts the ranks.
+
+#include "planner/base/result.h"
+#include "runtime/launch/launch.h"
+#include "tools/options.h"
+
+namespace tessera {
+
+// The kernel threads of each of the `ranks` ranks of a host.
+int ThreadsOf(const Options& options, int ranks);
+
+// Of `ranks` ranks that this process starts on its host, the last.
+RankEnvironment LastRank(int ranks);
+
+// Runs `as_rank` where somebody started this process as one of a job's ranks,
+// and reports its error as a rank does; else `as_job`, which starts the ranks.
+// An error where --nproc or --backend is for other ranks than were started.
+Result<int> RunAsRankOrJob(const Options& options,
+                           Result<int> (*as_rank)(const Options&,
+                                                  const RankEnvironment&),
+                           Result<int> (*as_job)(const Options&));
+
+}  // namespace tessera

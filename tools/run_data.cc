@@ -1,0 +1,162 @@
+#include "tools/run_data.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "planner/ir/vocabulary.h"
+
+namespace tessera {
+namespace {
+
+// Rows of the smallest table that tokens are looked up in, without those that
+// pad it, or as many of which there is one.
+int64_t VocabularyOf(const Graph& graph) {
+  int64_t rows = std::numeric_limits<int32_t>::max();
+  for (const Node& node : graph.nodes) {
+    const bool is_one_hot = node.op->name == "one_hot";
+    if (node.op->name != "embedding" && !is_one_hot) continue;
+    const Tensor& ids = graph.tensor(node.operands[0]);
+    if (ids.name != "tokens" && ids.name != "source") continue;
+    rows = std::min(
+        rows, is_one_hot ? static_cast<int64_t>(node.attribute("first") +
+                                                node.attribute("places"))
+                         : TokensOf(node.attributes,
+                                    graph.tensor(node.operands[1]).shape[0]));
+  }
+  return rows;
+}
+
+// Labels are tokens: the loss has to be of labels, and to tell as many apart.
+Result<void> CheckClasses(const Graph& graph, const std::string& model) {
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.kind == TensorKind::kInput && tensor.name == "targets") {
+      return InvalidInput(
+          "its loss compares with 'targets', numbers that text does not have",
+          model);
+    }
+  }
+  for (const Node& node : graph.nodes) {
+    if (node.op->name != "cross_entropy") continue;
+    const std::string& labels = graph.tensor(node.operands[1]).name;
+    if (labels != "labels" && labels != "next_token") continue;
+    const int64_t classes = graph.tensor(node.operands[0]).shape.back();
+    const int64_t vocabulary = VocabularyOf(graph);
+    if (classes < vocabulary) {
+      return InvalidInput("has " + std::to_string(classes) +
+                              " classes, but its labels here are tokens of a "
+                              "vocabulary of " +
+                              std::to_string(vocabulary),
+                          model);
+    }
+  }
+  return {};
+}
+
+// The rows that the run reads; that all documents end in a token of the
+// vocabulary, and that the graph keeps them apart.
+Result<Batches> BatchesOf(const Options& options, const Graph& graph,
+                          uint64_t seed, const TokenData& data) {
+  if (options.end_of_text >= 0) {
+    if (options.end_of_text >= VocabularyOf(graph)) {
+      return InvalidInput("is " + std::to_string(options.end_of_text) +
+                              ": expected less than the vocabulary size " +
+                              std::to_string(VocabularyOf(graph)),
+                          "--end-of-text");
+    }
+  }
+  BatchOptions batches = BatchOptionsOf(graph);
+  batches.seed = seed;
+  batches.validation_batches =
+      options.validate_every > 0 ? options.validate_batches : 0;
+  batches.end_of_text = options.end_of_text;
+  batches.vocabulary = VocabularyOf(graph);
+  batches.mask_token =
+      options.mask_token >= 0 ? options.mask_token : batches.vocabulary - 1;
+  if (options.Given("--mask-token")) {
+    if (options.mask_token >= batches.vocabulary) {
+      return InvalidInput("is " + std::to_string(options.mask_token) +
+                              ": expected less than the vocabulary size " +
+                              std::to_string(batches.vocabulary),
+                          "--mask-token");
+    }
+  }
+  return Batches::Make(data, batches);
+}
+
+// The images that the run reads, or makes up where there is no --data.
+Result<Images> ImagesOf(const Options& options, const Graph& graph,
+                        uint64_t seed) {
+  auto images = ImageOptionsOf(graph);
+  if (!images) return images.error().At(options.model);
+  images->seed = seed;
+  if (options.validate_every > 0) {
+    images->validation_batches = options.validate_batches;
+  }
+  return Images::Open(options.data, *images);
+}
+
+// The same of clicks.
+Result<Clicks> ClicksOf(const Options& options, const Graph& graph,
+                        uint64_t seed) {
+  auto clicks = ClickOptionsOf(graph);
+  if (!clicks) return clicks.error().At(options.model);
+  clicks->seed = seed;
+  if (options.validate_every > 0) {
+    clicks->validation_batches = options.validate_batches;
+  }
+  return Clicks::Open(options.data, *clicks);
+}
+
+// Images or clicks, of which each has a label.
+template <typename Samples>
+void SetSamples(const Samples& samples, TrainingJob& training) {
+  training.load = LoadTraining(samples);
+  training.data = samples.Fingerprint();
+  training.validation.batches = samples.options().validation_batches;
+  training.validation.load = LoadValidation(samples);
+  training.validation.labels = [batch = samples.options().global_batch](
+                                   int64_t) { return Result<int64_t>(batch); };
+}
+
+}  // namespace
+
+Result<RunData> ReadData(const Options& options, const Graph& graph,
+                         uint64_t seed) {
+  if (options.Given("--mask-token") &&
+      RowKindOf(graph) != RowKind::kMaskedToken) {
+    return InvalidInput(
+        "has no effect: the model is not trained on masked tokens",
+        "--mask-token");
+  }
+  RunData data;
+  if (UnitOf(graph) == "samples") {
+    TESSERA_TRY(data.clicks, ClicksOf(options, graph, seed));
+  } else if (UnitOf(graph) != "tokens") {
+    TESSERA_TRY(data.images, ImagesOf(options, graph, seed));
+  } else {
+    if (options.data.empty()) return InvalidInput("needs --data FILE", "run");
+    TESSERA_RETURN_IF_ERROR(CheckClasses(graph, options.model));
+    TESSERA_TRY(TokenData tokens,
+                OpenTokens(options.data, VocabularyOf(graph)));
+    data.tokens = std::make_unique<TokenData>(std::move(tokens));
+    TESSERA_TRY(data.batches, BatchesOf(options, graph, seed, *data.tokens));
+  }
+  return data;
+}
+
+void SetData(const RunData& data, TrainingJob& training) {
+  if (data.images) return SetSamples(*data.images, training);
+  if (data.clicks) return SetSamples(*data.clicks, training);
+  training.load = LoadTraining(*data.batches);
+  training.data = FingerprintOf(*data.tokens);
+  training.places_are_positions = data.batches->options().end_of_text < 0;
+  training.validation.batches = data.batches->options().validation_batches;
+  training.validation.load = LoadValidation(*data.batches);
+  training.validation.labels = [&data](int64_t batch) {
+    return data.batches->ValidationLabels(batch);
+  };
+}
+
+}  // namespace tessera
