@@ -651,6 +651,7 @@ Result<std::optional<SavedRun>> SavedRunOf(const std::string& path) {
   TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
   if (!step) return std::optional<SavedRun>();
   SavedRun run;
+  run.step = *step;
   TESSERA_TRY(run.seed, Count<uint64_t>(file, "seed", path));
   run.graph = TextOf(file, "graph");
   run.stochastic_rounding = TextOf(file, kRounding) == kStochastic;

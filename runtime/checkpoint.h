@@ -46,6 +46,7 @@ Result<void> LoadCheckpoint(const std::string& path,
 
 // The run that wrote a checkpoint, as far as the file says.
 struct SavedRun {
+  int64_t step = 0;              // behind which it was written
   std::optional<uint64_t> seed;  // with which it goes on
   std::string graph;             // the fingerprint; or empty
   bool stochastic_rounding = false;

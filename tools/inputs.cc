@@ -12,6 +12,7 @@
 #include "costmodel/collective/collective.h"
 #include "costmodel/profile/profile_io.h"
 #include "costmodel/whatif/scenario.h"
+#include "planner/base/system_error.h"
 #include "planner/io/cluster_io.h"
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
@@ -194,6 +195,21 @@ void WarnOfOtherDevices(Inputs& inputs) {
       (timed.empty() ? "" : ", but of " + std::string(*timed.begin())));
 }
 
+// Ranks that share a host's cores and its memory take longer the more they are.
+void WarnOfOtherRanks(Inputs& inputs) {
+  if (!inputs.profile || inputs.profile->rows.empty()) return;
+  const auto ranks = std::ssize(inputs.cluster.devices);
+  const int measured = inputs.profile->origin.ranks_at_once;
+  const bool shared =
+      std::ranges::all_of(inputs.cluster.device_types,
+                          [](const auto& t) { return t.shared_memory; });
+  if (!shared || measured == ranks) return;
+  inputs.warnings.push_back("--profile was measured by " +
+                            std::to_string(measured) +
+                            " ranks at once, and these are " +
+                            std::to_string(ranks) + ", which share the host");
+}
+
 // Everything but --cluster.
 Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   Inputs inputs;
@@ -212,6 +228,7 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   }
   TESSERA_TRY(inputs.profile, ReadProfiles(options.profiles));
   WarnOfOtherDevices(inputs);
+  WarnOfOtherRanks(inputs);
   if (options.model.empty()) return inputs;
   TESSERA_TRY(inputs.graph, ReadModel(options, inputs.cluster, inputs.warnings,
                                       inputs.layout));
@@ -406,8 +423,7 @@ Result<void> CheckLength(const Options& options) {
 Result<void> CheckReadable(const std::string& path) {
   if (IsZoo(path)) return {};
   if (access(path.c_str(), R_OK) == 0) return {};
-  return Error{ErrorCode::kNotFound,
-               std::string("cannot open: ") + std::strerror(errno), path};
+  return SystemError("cannot open", path, errno);
 }
 
 }  // namespace tessera

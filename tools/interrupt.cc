@@ -31,4 +31,12 @@ const std::atomic<bool>& CatchInterrupts() {
   return interrupted;
 }
 
+void InterruptWhenUnread() {
+  struct sigaction action = {};
+  action.sa_handler = OnSignal;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = static_cast<int>(SA_RESTART);  // at every line
+  sigaction(SIGPIPE, &action, nullptr);
+}
+
 }  // namespace tessera

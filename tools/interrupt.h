@@ -10,4 +10,8 @@ namespace tessera {
 // caught it.
 const std::atomic<bool>& CatchInterrupts();
 
+// Makes it an interrupt, too, that whoever reads the output ends (SIGPIPE), for
+// work whose result lies elsewhere. REQUIRES: CatchInterrupts was called.
+void InterruptWhenUnread();
+
 }  // namespace tessera

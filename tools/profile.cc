@@ -12,7 +12,6 @@
 #include "profiler/profiler.h"
 #include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
-#include "runtime/thread_pool.h"
 #include "runtime/trainer.h"
 #include "tools/format.h"
 #include "tools/gpu_share.h"
@@ -124,6 +123,11 @@ Result<ProfileJob> ReadProfileJob(
   if (options.model.empty()) {
     if (!options.plan.empty() || options.strategy) {
       return InvalidInput("a plan or strategy needs its model", "--model");
+    }
+    for (const char* flag :
+         {"--global-batch", "--seq-len", "--dtype", "--set", "--end-of-text"}) {
+      if (!options.Given(flag)) continue;
+      return InvalidInput("has no effect: it needs a --model", flag);
     }
     TESSERA_TRY(const std::vector<Graph> graphs, TypicalGraphs());
     for (const Graph& graph : graphs) {

@@ -1,3 +1,4 @@
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +33,7 @@
 #include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
 #include "runtime/published_files.h"
+#include "runtime/thread_pool.h"
 #include "runtime/trainer.h"
 #include "tools/format.h"
 #include "tools/gpu_share.h"
@@ -56,6 +58,9 @@ namespace {
 // As many as one world of one host holds (runtime/comm/shm_world.h and
 // loopback_world.h).
 constexpr int kMostRanks = 64;
+
+// So many take some seconds to prepare.
+constexpr int64_t kManyTasks = 200'000;
 
 // The ranks that the flags other than --nproc and --cluster ask for.
 Result<int> RanksOfPlan(const Options& options) {
@@ -100,7 +105,9 @@ struct Job {
   std::optional<GpuShare> gpu;  // where ranks have one
   Inputs inputs;
   Plan plan;
-  uint64_t seed = 0;  // of the checkpoint, if one is loaded
+  // Of the checkpoint, if one is loaded.
+  uint64_t seed = 0;
+  int64_t first_step = 0;
   RunData data;
   LearningRate learning_rate;
   std::optional<OneRank> check;  // where it was asked for
@@ -168,6 +175,17 @@ void WarnOfOtherRun(const Options& options, const Graph& graph,
   }
 }
 
+// That a run begins where its learning rate has ended.
+void WarnOfDecayed(Job& job) {
+  const LearningRate& rate = job.learning_rate;
+  if (rate.steps == 0 || job.first_step < rate.steps) return;
+  job.inputs.warnings.push_back(
+      "the learning rate ends at step " + std::to_string(rate.steps) +
+      " (--decay-steps), and this run begins behind step " +
+      std::to_string(job.first_step) + ": it stays at " +
+      FormatNumber(rate.least));
+}
+
 // Of a run on this host's cores whose predictions are of other devices.
 void WarnOfRunOnCores(const Options& options, Inputs& inputs) {
   const Cluster& cluster = inputs.cluster;
@@ -212,7 +230,7 @@ Result<void> MakeExportFolder(const std::string& folder) {
       !std::filesystem::is_directory(folder, code)) {
     return InvalidInput("expected a folder", "--export " + folder);
   }
-  std::filesystem::create_directories(folder, code);
+  std::filesystem::create_directory(folder, code);
   if (code || access(folder.c_str(), W_OK) != 0) {
     return InvalidInput("cannot make or write the folder: " +
                             (code ? code.message() : std::strerror(errno)),
@@ -388,6 +406,7 @@ Result<void> ReadSaved(const Options& options, Job& job) {
   if (saved) {
     WarnOfOtherRun(options, graph, *saved, job.inputs);
     job.seed = saved->seed.value_or(options.seed);
+    job.first_step = saved->step;
   } else {
     TESSERA_TRY(const PublishedFiles files,
                 PublishedFiles::Open(options.load, job.inputs.layout, graph));
@@ -414,10 +433,6 @@ Result<Job> ReadJob(const Options& options,
   Job job;
   TESSERA_TRY(job.backend, BackendOf(options));
   TESSERA_RETURN_IF_ERROR(CheckFlags(options, *job.backend));
-  const bool writes = !environment || environment->rank == 0;
-  if (writes && !options.export_folder.empty()) {
-    TESSERA_RETURN_IF_ERROR(MakeExportFolder(options.export_folder));
-  }
   TESSERA_RETURN_IF_ERROR(ReadInputsForRanks(options, environment, job));
   const Graph& graph = job.inputs.graph;
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
@@ -433,10 +448,16 @@ Result<Job> ReadJob(const Options& options,
   }
   TESSERA_RETURN_IF_ERROR(ReadSaved(options, job));
   TESSERA_TRY(job.learning_rate, LearningRateOf(options));
+  WarnOfDecayed(job);
   TESSERA_TRY(job.data, ReadData(options, graph, job.seed));
   if (!options.learn.empty()) {
     TESSERA_TRY([[maybe_unused]] const ProfileDb before,
                 ProfileToExtend(options.learn, OriginOfJob(job)));
+  }
+  const bool writes = !environment || environment->rank == 0;
+  if (writes) TESSERA_RETURN_IF_ERROR(CheckRoomToSave(options, graph));
+  if (writes && !options.export_folder.empty()) {
+    TESSERA_RETURN_IF_ERROR(MakeExportFolder(options.export_folder));
   }
   return job;
 }
@@ -504,6 +525,23 @@ std::string StartUpText(const Options& options, const Graph& graph) {
   }
   return "initialising " + FormatCount(static_cast<double>(parameters)) +
          " parameters";
+}
+
+// Whether a file, perhaps by another name, is what standard output goes to.
+bool IsStandardOutput(const std::string& path) {
+  struct stat file = {};
+  struct stat output = {};
+  return ::stat(path.c_str(), &file) == 0 &&
+         ::fstat(STDOUT_FILENO, &output) == 0 && file.st_dev == output.st_dev &&
+         file.st_ino == output.st_ino;
+}
+
+// How a run whose last step's loss is no number, or infinite, left --save.
+std::string UnsavedText(const Options& options, const TrainingResult& result) {
+  return "not saved, as the loss is not finite" +
+         (result.saved ? "; " + options.save + " is of step " +
+                             std::to_string(*result.saved)
+                       : "");
 }
 
 // All ranks' spans. Each rank's time counts from its own beginning of the step.
@@ -644,13 +682,24 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   if (prints && !options.json) {
     std::cout << Describe(graph, job.inputs.cluster, job.plan) << std::endl;
   }
-  std::ofstream log;
+  if (prints && std::ssize(tasks.tasks) > kManyTasks) {
+    std::cerr << "tessera: preparing a step of " << job.plan.microbatches
+              << " microbatches, " << tasks.tasks.size() << " tasks"
+              << std::endl;
+  }
+  std::ofstream file;
+  std::ostream* log = nullptr;
   if (prints && !options.log.empty()) {
+    // Two files that are one would overwrite each other.
+    log = IsStandardOutput(options.log) ? &std::cout : &file;
     // A resumed run's steps follow those before.
-    log.open(options.log,
-             options.load.empty() ? std::ios::trunc : std::ios::app);
+    if (log == &file) {
+      file.open(options.log,
+                options.load.empty() ? std::ios::trunc : std::ios::app);
+    }
   }
   int64_t last = 0;
+  bool diverged = false;
   StartUpLine start_up(StartUpText(options, graph));
   training.starting = [&](Bytes done, Bytes total) {
     start_up.Show(done, total);
@@ -658,9 +707,19 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.progress = [&](const StepReport& step) -> Result<void> {
     if (last == 0) last = step.step + options.steps;
     if (!options.json) PrintStep(step, last, UnitOf(graph));
-    return log.is_open() ? LogStep(step, options.log, log) : Result<void>();
+    if (!std::isfinite(step.loss) && !diverged) {
+      diverged = true;
+      std::cerr << "tessera: warning: the loss is not finite from step "
+                << step.step + 1 << " on"
+                << (options.save.empty() ? "" : "; that is not saved")
+                << std::endl;
+    }
+    return log ? LogStep(step, options.log, *log) : Result<void>();
   };
-  const auto trained = Train(training);
+  if (!options.save.empty() || !options.export_folder.empty()) {
+    InterruptWhenUnread();
+  }
+  auto trained = Train(training);
   if (!trained) {
     // All ranks say so: one line is enough.
     const Error& error = trained.error();
@@ -668,29 +727,28 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
     if (prints) std::cerr << "tessera: " << error.ToString() << std::endl;
     return ExitCodeOf(error.code);
   }
-  const TrainingResult& result = *trained;
+  TrainingResult& result = *trained;
+  const auto steps = result.first_step + std::ssize(result.losses);
+  const bool unsaved = !options.save.empty() && result.saved != steps;
   if (prints && result.interrupted) {
-    const auto steps = result.first_step + std::ssize(result.losses);
-    std::cerr << "tessera: interrupted after step " << steps
-              << (options.save.empty()
-                      ? "; not saved, as there is no --save FILE"
-                      : "; saved in " + options.save)
+    std::cerr << "tessera: interrupted after step " << steps << "; "
+              << (options.save.empty() ? "not saved, as there is no --save FILE"
+                  : unsaved            ? UnsavedText(options, result)
+                                       : "saved in " + options.save)
               << std::endl;
-  }
-  const auto diverged =
-      std::find_if(result.losses.begin(), result.losses.end(),
-                   [](double loss) { return !std::isfinite(loss); });
-  if (prints && diverged != result.losses.end()) {
-    std::cerr << "tessera: warning: the loss is not finite from step "
-              << result.first_step + (diverged - result.losses.begin()) + 1
-              << " on\n";
   }
   if (prints && !result.losses.empty()) {
     RunReport report = ReportOf(job, tasks, options, result);
     if (job.check && !result.interrupted) {
+      const int64_t compared = std::min(options.check, options.steps);
       TESSERA_TRY(auto expected,
-                  LossesOfOneRank(options, job, result,
-                                  std::min(options.check, options.steps)));
+                  LossesOfOneRank(options, job, result, compared));
+      if (std::ssize(expected) < compared) {
+        result.interrupted = true;
+        std::cerr << "tessera: --check interrupted after step "
+                  << result.first_step + std::ssize(expected) << " of "
+                  << result.first_step + compared << std::endl;
+      }
       if (!expected.empty()) {
         report.check =
             CheckLosses(result.losses, std::move(expected), graph.dtype);
@@ -716,6 +774,10 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
     if (report.check && !report.check->agrees()) {
       return Error{ErrorCode::kUnavailable, CheckText(*report.check),
                    "--check"};
+    }
+    if (unsaved && !result.interrupted) {
+      return Error{ErrorCode::kUnavailable, UnsavedText(options, result),
+                   options.save};
     }
   }
   return result.interrupted ? ExitCodeOf(ErrorCode::kInterrupted) : 0;

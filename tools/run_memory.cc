@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <vector>
 
 #include "costmodel/memory/peak_memory.h"
+#include "costmodel/whatif/predict.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "runtime/device/process_memory.h"
@@ -34,6 +36,20 @@ Error OutOfMemory(const std::string& what, Bytes needed, Bytes there,
           "out of memory: " + what + " " + FormatBytes(needed) + " of " +
               FormatBytes(there) + "; at the peak a rank holds " + largest,
           where};
+}
+
+// That the disk has room for a file of so many bytes, beside that which it
+// replaces.
+Result<void> CheckRoom(double bytes, const std::string& path,
+                       std::string_view flag) {
+  const std::filesystem::path folder =
+      std::filesystem::path(path).parent_path();
+  const Bytes free = FreeBytesOf(folder.empty() ? "." : folder.string());
+  if (bytes <= static_cast<double>(free.value)) return {};
+  return InvalidInput("no room for '" + path + "': it takes " +
+                          FormatBytes({static_cast<int64_t>(bytes)}) + " of " +
+                          FormatBytes(free) + " that are free",
+                      std::string(flag));
 }
 
 }  // namespace
@@ -135,6 +151,17 @@ Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   return OutOfMemory("one rank of the CPU needs", needed, free,
                      LargestAtPeakText(tasks, graph, sets[0]), "--check");
+}
+
+Result<void> CheckRoomToSave(const Options& options, const Graph& graph) {
+  if (!options.save.empty()) {
+    TESSERA_RETURN_IF_ERROR(CheckRoom(CheckpointBytes(graph, options.training),
+                                      options.save, "--save"));
+  }
+  if (options.export_folder.empty()) return {};
+  return CheckRoom(
+      static_cast<double>(ParameterCount(graph)) * SizeOf(graph.dtype),
+      options.export_folder, "--export");
 }
 
 }  // namespace tessera

@@ -29,4 +29,8 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
 Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,
                                   const TaskGraph& tasks);
 
+// That the disk has room for what --save and --export will write, beside the
+// files that they replace.
+Result<void> CheckRoomToSave(const Options& options, const Graph& graph);
+
 }  // namespace tessera

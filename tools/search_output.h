@@ -21,11 +21,9 @@ struct SearchAnswer {
   const SearchResult& result;
   const Decided& decided;
   bool interrupted = false;
-  // Of the chosen plan, and why nothing says what it goes to, where nothing
-  // does.
-  Evaluation step = {};
+  Evaluation step = {};        // of the chosen plan
   bool too_large = false;      // to be simulated here
-  bool late = false;           // there was no time for that
+  bool late = false;           // there was no time to simulate it
   StepBound bound = {};        // no step time where none is known
   std::string plan_file = {};  // where the plan was written, if it was
 };

@@ -438,7 +438,9 @@ int RunTessera(const std::vector<std::string>& arguments) {
   const auto code = RunWords(arguments);
   if (!code) return Fail(code.error());
   std::cout.flush();
-  if (!std::cout) {
+  // Who is told to end by a reader that ended (InterruptWhenUnread) has no
+  // output.
+  if (!std::cout && *code != kInterruptedExitCode) {
     return Fail({ErrorCode::kUnavailable, "cannot write", "standard output"});
   }
   return *code;

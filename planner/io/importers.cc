@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 
+#include "planner/base/system_error.h"
 #include "planner/base/table.h"
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
@@ -61,8 +61,7 @@ Result<Graph> ImportModel(const std::string& path,
                           const ImportOptions& options) {
   struct stat status;
   if (!IsZoo(path) && ::stat(path.c_str(), &status) != 0) {
-    return Error{ErrorCode::kNotFound,
-                 std::string("cannot open: ") + std::strerror(errno), path};
+    return SystemError("cannot open", path, errno);
   }
   std::string known;
   for (const Importer& importer : Importers()) {

@@ -4,7 +4,8 @@
 # shellcheck source=tests/cli/lib.bash
 source "$(dirname "$0")/lib.bash"
 long=("${tiny[@]}" "${text[@]}" --seed 5 --steps 100000)
-training=("${tiny[@]}" "${text[@]}" --seed 5 --steps 3)
+short=("${tiny[@]}" "${text[@]}" --seed 5)
+training=("${short[@]}" --steps 3)
 
 "$tessera" run "${training[@]}" --strategy mbs=8 --json >"$work/one.json" \
   2>"$work/stderr"
@@ -139,6 +140,34 @@ code=0
 wait $job || code=$?
 [[ $code == 130 ]] || fail "exit code $code for an interrupted run"
 grep -q "^  step " "$work/stdout" || fail "no summary of an interrupted run"
+
+# So does a reader of the output that ends, of a run that has something to save.
+code=0
+"$tessera" run "${long[@]}" --nproc 2 --save "$work/unread.safetensors" \
+  2>"$work/stderr" | grep -m 1 -q "^step 2 " || code=${PIPESTATUS[0]}
+[[ $code == 130 ]] || fail "exit code $code for a run that nobody reads"
+[[ -s $work/unread.safetensors ]] || fail "no checkpoint: $(cat "$work/stderr")"
+
+# A checkpoint stays as it was where the loss is no number any more.
+"$tessera" run "${short[@]}" --steps 1 --save "$work/good.safetensors" \
+  >"$work/stdout" 2>"$work/stderr"
+cp "$work/good.safetensors" "$work/kept.safetensors"
+code=0
+"$tessera" run "${short[@]}" --steps 4 --save-every 1 --lr 1e30 \
+  --load "$work/good.safetensors" --save "$work/good.safetensors" \
+  >"$work/stdout" 2>"$work/stderr" || code=$?
+[[ $code == 1 ]] || fail "exit code $code for a run that diverged"
+grep -q "warning: the loss is not finite from step 3 on; that is not saved" \
+  "$work/stderr" || fail "no warning: $(cat "$work/stderr")"
+grep -q "not saved, as the loss is not finite; .* is of step 2" \
+  "$work/stderr" || fail "not said to be kept: $(cat "$work/stderr")"
+
+# A log and an output that are one file hold all of both.
+"$tessera" run "${short[@]}" --steps 2 --log /dev/stdout >"$work/both"
+[[ $(grep -c '^{"step":' "$work/both") == 2 ]] ||
+  fail "log: $(cat "$work/both")"
+[[ $(grep -c "^step . of 2 " "$work/both") == 2 ]] ||
+  fail "steps: $(cat "$work/both")"
 
 # A terminal that goes away ends a run as Ctrl-C does, with a checkpoint.
 : >"$work/stdout"

@@ -98,6 +98,26 @@ TEST(BatchesTest, SourceAndTargetArePaddedBehindADocument) {
   EXPECT_THAT(second.labels, ElementsAre(4, 5, 6, 7));
 }
 
+// What ranks that were started apart compare.
+TEST(BatchesTest, FingerprintsTellDataAndHowItIsRead) {
+  const TokenData data = TokensOf({7, 8, 0, 4, 0, 5, 6, 9, 9});
+  const TokenData other = TokensOf({7, 8, 0, 4, 0, 5, 6, 9, 8});
+  const BatchOptions options = {.seq_len = 2, .global_batch = 1};
+  BatchOptions documents = options;
+  documents.end_of_text = 0;
+  BatchOptions masked = options;
+  masked.mask_token = 5;
+  std::set<uint64_t> prints;
+  for (const BatchOptions& read : {options, documents, masked}) {
+    for (const TokenData* from : {&data, &other}) {
+      const auto print = Batches::Make(*from, read).value().Fingerprint();
+      EXPECT_EQ(print, Batches::Make(*from, read).value().Fingerprint());
+      prints.insert(print);
+    }
+  }
+  EXPECT_EQ(prints.size(), 6u);
+}
+
 // A token says its place in the file, modulo the vocabulary.
 TEST(BatchesTest, MaskedTokensOfTwoSegments) {
   constexpr int64_t kRows = 40;

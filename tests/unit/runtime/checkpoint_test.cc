@@ -551,6 +551,14 @@ TEST_F(Checkpoint, ReportsEveryRank) {
 // Ranks that were started apart, with different flags.
 TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
   const TaskGraph tasks = Tasks(2, "dp=2");
+  Graph other_epsilon = graph_;
+  const auto norm =
+      std::ranges::find_if(other_epsilon.nodes, [](const Node& node) {
+        return node.op->name == "layer_norm";
+      });
+  ASSERT_NE(norm, other_epsilon.nodes.end());
+  ASSERT_FALSE(norm->attributes.empty());
+  norm->attributes[0].value *= 2;
   struct Case {
     std::string what;
     std::function<void(TrainingJob&)> change;
@@ -559,6 +567,9 @@ TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
       {"seed", [](TrainingJob& job) { job.seed = 7; }},
       {"number of steps", [](TrainingJob& job) { job.steps = 2; }},
       {"optimizer", [](TrainingJob& job) { job.options.clip = 2; }},
+      {"optimizer",
+       [](TrainingJob& job) { job.options.stochastic_rounding = true; }},
+      {"model or plan", [&](TrainingJob& job) { job.graph = &other_epsilon; }},
       {"learning rate",
        [](TrainingJob& job) { job.learning_rate->warmup = 3; }},
       {"learning rate",

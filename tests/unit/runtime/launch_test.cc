@@ -306,14 +306,15 @@ TEST(LaunchRanksTest, AStuckRankIsKilled) {
 }
 
 TEST(LaunchRanksTest, SigtermIsPassedOn) {
-  EXPECT_EQ(Launch(3, "interrupt").code, 128 + SIGTERM);
+  EXPECT_EQ(Launch(3, "interrupt").code, kInterruptedExitCode);
 }
 
 // Ranks that only saw another end as it was told to have not failed.
 TEST(LaunchRanksTest, PeersOfAnInterruptedRankAreNoFailure) {
   const Outcome outcome = Launch(3, "interrupt one");
-  EXPECT_EQ(outcome.code, 128 + SIGTERM);
-  EXPECT_EQ(outcome.standard_error, "");
+  EXPECT_EQ(outcome.code, kInterruptedExitCode);
+  EXPECT_EQ(outcome.standard_error,
+            "tessera: ending what is under way; again: at once\n");
 }
 
 }  // namespace
