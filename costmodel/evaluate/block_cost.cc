@@ -147,6 +147,288 @@ Passage PassageOf(const TemplateProgram& program, int input, int output,
   return {stream.stream, out.stream, stream.input, out.input};
 }
 
+// A replica of the strategy: what its data parallelism, pipeline and order are
+// no part of.
+Strategy ReplicaOf(const Strategy& strategy) {
+  static const Strategy kUsual;
+  Strategy replica = strategy;
+  replica.dp = 1;
+  replica.pp = 1;
+  replica.vp = 1;
+  replica.zero = 0;
+  replica.zero_group = 0;
+  replica.bucket = {};
+  replica.prefetch = kUsual.prefetch;
+  replica.schedule = kUsual.schedule;
+  replica.order = kUsual.order;
+  return replica;
+}
+
+// The cluster's first devices, alone.
+Cluster FirstDevices(const Cluster& cluster, int ranks) {
+  Cluster first;
+  first.name = cluster.name;
+  first.device_types = cluster.device_types;
+  first.devices.assign(cluster.devices.begin(),
+                       cluster.devices.begin() + ranks);
+  return first;
+}
+
+// Tensors that several blocks' forward passes read.
+std::set<TensorId> TiedTensors(const Graph& graph) {
+  std::set<TensorId> tied;
+  std::map<TensorId, int> reader;
+  for (const Node& node : graph.nodes) {
+    if (node.pass != Pass::kForward) continue;
+    for (TensorId id : node.operands) {
+      if (reader.try_emplace(id, node.block).first->second != node.block) {
+        tied.insert(id);
+      }
+    }
+  }
+  return tied;
+}
+
+// The costs of blocks from the priced programs of one replica.
+class CostsOfReplica {
+ public:
+  CostsOfReplica(const ReplicaSetting& setting, const Strategy& replica,
+                 const Plan& plan, bool comm, bool splits)
+      : setting_(setting),
+        pricer_(*setting.pricer),
+        graph_(pricer_.graph()),
+        shapes_(setting.shapes),
+        replica_(replica),
+        plan_(plan),
+        splits_(splits),
+        backward_(splits ? ProgramKind::kBackwardInput
+                         : ProgramKind::kBackward),
+        context_(*setting.facts, plan),
+        programs_(context_),
+        templates_(shapes_.size()),
+        exchanges_(shapes_.size()),
+        tied_(TiedTensors(graph_)) {
+    MakeTemplates(comm);
+    for (size_t b = 0; b < shapes_.size(); ++b) {
+      for (const TemplateBinding& e :
+           program(b, ProgramKind::kForward).exports) {
+        if (e.port.kind == Port::kTensor) {
+          produced_[PortOf(b, e.port)] = {b, e.buffer};
+        }
+      }
+    }
+  }
+
+  std::vector<BlockCost> Find() {
+    std::vector<BlockCost> costs(shapes_.size());
+    for (size_t b = 0; b < costs.size(); ++b) {
+      SetPassages(b, costs[b]);
+      costs[b].update = ComputeOf(program(b, ProgramKind::kNorm)) +
+                        ComputeOf(program(b, ProgramKind::kUpdate));
+      costs[b].backward_peak = PeakIn(program(b, backward_));
+      SetKept(b, costs[b]);
+      SetStored(b, costs[b]);
+    }
+    return costs;
+  }
+
+ private:
+  const TemplateProgram& program(size_t b, ProgramKind kind) const {
+    return templates_[b][static_cast<size_t>(kind)];
+  }
+
+  Port PortOf(size_t b, const TemplatePort& port) const {
+    return {port.kind,
+            port.tensor < 0
+                ? TensorId()
+                : shapes_[b].tensors[static_cast<size_t>(port.tensor)],
+            port.index, port.tile};
+  }
+
+  // Replicas lie differently in their hosts, up to where they begin with a host
+  // again.
+  std::vector<DeviceGroup> GroupsElsewhere() const {
+    std::vector<DeviceGroup> groups;
+    const DeviceGroup& own = plan_.groups[0];
+    const auto ranks = static_cast<int>(own.devices.size());
+    const int period =
+        std::min(std::lcm(ranks, setting_.host_size),
+                 static_cast<int>(pricer_.cluster().devices.size()));
+    for (int first = ranks; first + ranks <= period; first += ranks) {
+      DeviceGroup& group = groups.emplace_back(own);
+      for (DeviceId& device : group.devices) {
+        device = DeviceId(device.value + first);
+      }
+    }
+    return groups;
+  }
+
+  // Of exchanges each replica pays what the luckiest pays, or without `comm`
+  // nothing.
+  void MakeTemplates(bool comm) {
+    const std::vector<DeviceGroup> elsewhere = GroupsElsewhere();
+    std::vector<ProgramKind> kinds = {ProgramKind::kForward, ProgramKind::kNorm,
+                                      ProgramKind::kUpdate, backward_};
+    if (splits_) kinds.push_back(ProgramKind::kBackwardWeight);
+    for (size_t b = 0; b < shapes_.size(); ++b) {
+      const auto block = static_cast<int>(b);
+      for (ProgramKind kind : kinds) {
+        const auto k = static_cast<size_t>(kind);
+        TemplateProgram& made = templates_[b][k];
+        made = MakeTemplate(pricer_, programs_, block, shapes_[b], kind);
+        const BlockProgram& lowered = programs_.Of(block, kind);
+        exchanges_[b][k].resize(made.tasks.size());
+        for (size_t t = 0; t < made.tasks.size(); ++t) {
+          const Task& task = lowered.tasks[t];
+          if (task.kind != TaskKind::kComm) continue;
+          exchanges_[b][k][t] = true;
+          Duration& duration = made.tasks[t].cost.duration;
+          if (!comm) duration = {};
+          for (const DeviceGroup& group : elsewhere) {
+            if (!comm) break;
+            TaskView view;
+            view.task = &task;
+            view.values = lowered.values;
+            view.group = &group;
+            view.group_class = pricer_.ClassOf(group);
+            view.zigzag = plan_.zigzag;
+            duration = std::min(duration, pricer_.Price(view).duration);
+          }
+        }
+      }
+    }
+  }
+
+  // None where either is before the first block or behind the last.
+  std::optional<TensorId> Crossing(size_t from, size_t to,
+                                   ProgramKind kind) const {
+    if (std::max(from, to) >= shapes_.size()) return std::nullopt;
+    return OnlyCrossing(program(from, kind), shapes_[from], program(to, kind),
+                        shapes_[to]);
+  }
+
+  // Of a microbatch's samples of a tensor, where it has such.
+  int64_t SentBytes(const std::optional<TensorId>& sent) const {
+    if (!sent || graph_.tensor(*sent).sample_dim < 0) return 0;
+    const Tensor& tensor = graph_.tensor(*sent);
+    int64_t bytes = SizeOf(tensor.dtype) * replica_.mbs * replica_.ep;
+    for (size_t d = 0; d < tensor.shape.size(); ++d) {
+      if (static_cast<int>(d) != tensor.sample_dim) bytes *= tensor.shape[d];
+    }
+    return bytes * (tensor.shape[static_cast<size_t>(tensor.sample_dim)] /
+                    graph_.global_batch);
+  }
+
+  void SetPassages(size_t b, BlockCost& cost) const {
+    const auto pass = [&](ProgramKind kind, size_t before, size_t after,
+                          Passage& within, Passage& out, int64_t& bytes) {
+      const TemplateProgram& p = program(b, kind);
+      const auto sent = Crossing(b, after, kind);
+      const int input =
+          BufferOf(p.imports, shapes_[b], Crossing(before, b, kind));
+      const int output = BufferOf(p.exports, shapes_[b], sent);
+      within = PassageOf(p, input, output, nullptr);
+      out = PassageOf(p, input, output,
+                      &exchanges_[b][static_cast<size_t>(kind)]);
+      bytes = SentBytes(sent);
+    };
+    pass(ProgramKind::kForward, b - 1, b + 1, cost.forward, cost.forward_out,
+         cost.forward_bytes);
+    pass(backward_, b + 1, b - 1, cost.backward, cost.backward_out,
+         cost.backward_bytes);
+    if (!splits_) return;
+    cost.weight =
+        PassageOf(program(b, ProgramKind::kBackwardWeight), -1, -1, nullptr)
+            .stream_to_stream;
+  }
+
+  // What its backward, of all those yet looked at the first, reads of forward.
+  void SetKept(size_t b, BlockCost& cost) {
+    for (ProgramKind kind : {backward_, ProgramKind::kBackwardWeight}) {
+      for (const TemplateBinding& import : program(b, kind).imports) {
+        const auto from = produced_.find(PortOf(b, import.port));
+        if (from == produced_.end() || !kept_.insert(from->second).second) {
+          continue;
+        }
+        const auto& [producer, buffer] = from->second;
+        cost.kept += program(producer, ProgramKind::kForward)
+                         .buffers[static_cast<size_t>(buffer)]
+                         .bytes.value;
+      }
+    }
+  }
+
+  // Of how many ranks of the replica each has all of what one stores.
+  double CopiesOf(TensorId weight) const {
+    const Shape& shape = graph_.tensor(weight).shape;
+    double elements = 1;
+    for (int64_t extent : shape) elements *= static_cast<double>(extent);
+    const DeviceGroup& group = plan_.groups[0];
+    return static_cast<double>(group.devices.size()) *
+           static_cast<double>(LargestElements(
+               context_.replicas(weight)[0].layout, group, shape)) /
+           elements;
+  }
+
+  // Parameters, gradients and states that no block before it has.
+  void SetStored(size_t b, BlockCost& cost) {
+    std::set<TensorId> exchanged;
+    for (const TemplateProgram& p : templates_[b]) {
+      for (const TemplateBinding& binding : p.imports) {
+        const auto& buffer = p.buffers[static_cast<size_t>(binding.buffer)];
+        const Port at = PortOf(b, binding.port);
+        const auto category = static_cast<size_t>(buffer.category);
+        if (!buffer.persistent || !at.tensor.valid() ||
+            category >= cost.stored.size() ||
+            graph_.tensor(at.tensor).kind != TensorKind::kWeight ||
+            !stored_.insert(at).second) {
+          continue;
+        }
+        const double copies = CopiesOf(at.tensor);
+        cost.stored[category] += buffer.bytes.value;
+        // Tied ones are reduced elsewhere, and not cut by all stages.
+        if (category < cost.exchanged.size() && !tied_.contains(at.tensor) &&
+            std::llround(copies) == replica_.cp * replica_.ep) {
+          cost.exchanged[category] += buffer.bytes.value;
+          exchanged.insert(at.tensor);
+        }
+        cost.cut[category] += static_cast<double>(buffer.bytes.value) / copies;
+      }
+    }
+    for (ProgramKind kind : {ProgramKind::kForward, backward_}) {
+      const TemplateProgram& p = program(b, kind);
+      for (const TemplateBinding& binding : p.imports) {
+        const auto& buffer = p.buffers[static_cast<size_t>(binding.buffer)];
+        if (buffer.persistent &&
+            buffer.category == MemoryCategory::kParameter &&
+            exchanged.contains(PortOf(b, binding.port).tensor)) {
+          cost.gathered += buffer.bytes.value;
+        }
+      }
+    }
+  }
+
+  const ReplicaSetting& setting_;
+  const Pricer& pricer_;
+  const Graph& graph_;
+  const std::span<const BlockShape> shapes_;
+  const Strategy& replica_;
+  const Plan& plan_;
+  const bool splits_;
+  const ProgramKind backward_;
+  const LoweringContext context_;
+  Programs programs_;
+  // By block and kind; those that are not looked at are empty.
+  std::vector<std::array<TemplateProgram, kProgramKinds>> templates_;
+  // Of their tasks, which are exchanges.
+  std::vector<std::array<std::vector<bool>, kProgramKinds>> exchanges_;
+  const std::set<TensorId> tied_;
+  // Of what forward leaves the block and the buffer that has it.
+  std::map<Port, std::pair<size_t, int>> produced_;
+  std::set<std::pair<size_t, int>> kept_;
+  std::set<Port> stored_;
+};
+
 }  // namespace
 
 Passage Passage::Then(const Passage& next) const {
@@ -168,208 +450,14 @@ Passage Passage::Then(const Passage& next) const {
 std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
                                      const Strategy& strategy, bool comm,
                                      bool splits) {
-  const Pricer& pricer = *setting.pricer;
-  const Cluster& cluster = pricer.cluster();
-  const Graph& graph = pricer.graph();
-  const std::span<const BlockShape> shapes = setting.shapes;
-  Strategy replica = strategy;
-  replica.dp = 1;
-  replica.pp = 1;
-  replica.vp = 1;
-  replica.zero = 0;
-  replica.zero_group = 0;
-  replica.bucket = {};
-  replica.prefetch = Strategy().prefetch;
-  replica.schedule = Strategy().schedule;
-  replica.order = Strategy().order;
-  const int ranks = replica.tp * replica.cp * replica.ep;
-  Cluster neighbours;
-  neighbours.name = cluster.name;
-  neighbours.device_types = cluster.device_types;
-  neighbours.devices.assign(cluster.devices.begin(),
-                            cluster.devices.begin() + ranks);
-  const auto plan = PlanFromStrategy(*setting.index, neighbours, replica);
+  const Strategy replica = ReplicaOf(strategy);
+  const auto plan =
+      PlanFromStrategy(*setting.index,
+                       FirstDevices(setting.pricer->cluster(),
+                                    replica.tp * replica.cp * replica.ep),
+                       replica);
   if (!plan) return {};
-  const LoweringContext context(*setting.facts, *plan);
-  Programs programs(context);
-
-  // Replicas lie differently in their hosts, up to where they begin with a host
-  // again; each pays what the luckiest pays.
-  std::vector<DeviceGroup> elsewhere;
-  const int period = std::min(std::lcm(ranks, setting.host_size),
-                              static_cast<int>(cluster.devices.size()));
-  for (int first = ranks; first + ranks <= period; first += ranks) {
-    DeviceGroup& group = elsewhere.emplace_back(plan->groups[0]);
-    for (DeviceId& device : group.devices)
-      device = DeviceId(device.value + first);
-  }
-  const size_t n = shapes.size();
-  std::vector<ProgramKind> kinds = {ProgramKind::kForward, ProgramKind::kNorm,
-                                    ProgramKind::kUpdate};
-  if (splits) {
-    kinds.push_back(ProgramKind::kBackwardInput);
-    kinds.push_back(ProgramKind::kBackwardWeight);
-  } else {
-    kinds.push_back(ProgramKind::kBackward);
-  }
-  // By block and kind; others are empty.
-  std::vector<std::array<TemplateProgram, kProgramKinds>> templates(n);
-  std::vector<std::array<std::vector<bool>, kProgramKinds>> exchanges(n);
-  for (size_t b = 0; b < n; ++b) {
-    const auto block = static_cast<int>(b);
-    for (ProgramKind kind : kinds) {
-      const auto k = static_cast<size_t>(kind);
-      templates[b][k] = MakeTemplate(pricer, programs, block, shapes[b], kind);
-      auto& tasks = templates[b][k].tasks;
-      const BlockProgram& program = programs.Of(block, kind);
-      exchanges[b][k].resize(tasks.size());
-      for (size_t t = 0; t < tasks.size(); ++t) {
-        if (program.tasks[t].kind != TaskKind::kComm) continue;
-        exchanges[b][k][t] = true;
-        Duration& duration = tasks[t].cost.duration;
-        if (!comm) {
-          duration = {};
-          continue;
-        }
-        for (const DeviceGroup& group : elsewhere) {
-          TaskView view;
-          view.task = &program.tasks[t];
-          view.values = program.values;
-          view.group = &group;
-          view.group_class = pricer.ClassOf(group);
-          view.zigzag = plan->zigzag;
-          duration = std::min(duration, pricer.Price(view).duration);
-        }
-      }
-    }
-  }
-
-  const ProgramKind backward =
-      splits ? ProgramKind::kBackwardInput : ProgramKind::kBackward;
-  const auto program = [&](size_t b, ProgramKind kind) -> const auto& {
-    return templates[b][static_cast<size_t>(kind)];
-  };
-  // What backward reads of forward, by the block and buffer that has it.
-  std::map<Port, std::pair<size_t, int>> produced;
-  const auto port = [&](size_t b, const TemplatePort& p) {
-    return Port{p.kind,
-                p.tensor < 0 ? TensorId()
-                             : shapes[b].tensors[static_cast<size_t>(p.tensor)],
-                p.index, p.tile};
-  };
-  for (size_t b = 0; b < n; ++b) {
-    for (const TemplateBinding& e : program(b, ProgramKind::kForward).exports) {
-      if (e.port.kind == Port::kTensor)
-        produced[port(b, e.port)] = {b, e.buffer};
-    }
-  }
-  std::set<TensorId> tied;  // read by several blocks
-  std::map<TensorId, int> reader;
-  for (const Node& node : graph.nodes) {
-    for (TensorId id : node.operands) {
-      if (node.pass != Pass::kForward) continue;
-      if (reader.try_emplace(id, node.block).first->second != node.block) {
-        tied.insert(id);
-      }
-    }
-  }
-  std::set<std::pair<size_t, int>> kept;
-  std::set<Port> stored;
-  std::vector<BlockCost> costs(n);
-  for (size_t b = 0; b < n; ++b) {
-    BlockCost& cost = costs[b];
-    const auto crossing = [&](size_t from, size_t to, ProgramKind kind) {
-      if (std::max(from, to) >= n) return std::optional<TensorId>();
-      return OnlyCrossing(program(from, kind), shapes[from], program(to, kind),
-                          shapes[to]);
-    };
-    const auto pass = [&](ProgramKind kind, size_t before, size_t after,
-                          Passage& within, Passage& out, int64_t& bytes) {
-      const TemplateProgram& p = program(b, kind);
-      const auto sent = crossing(b, after, kind);
-      const int input =
-          BufferOf(p.imports, shapes[b], crossing(before, b, kind));
-      const int output = BufferOf(p.exports, shapes[b], sent);
-      within = PassageOf(p, input, output, nullptr);
-      out =
-          PassageOf(p, input, output, &exchanges[b][static_cast<size_t>(kind)]);
-      if (!sent || graph.tensor(*sent).sample_dim < 0) return;
-      const Tensor& tensor = graph.tensor(*sent);
-      bytes = SizeOf(tensor.dtype) * replica.mbs * replica.ep;
-      for (size_t d = 0; d < tensor.shape.size(); ++d) {
-        if (static_cast<int>(d) != tensor.sample_dim) bytes *= tensor.shape[d];
-      }
-      bytes *= tensor.shape[static_cast<size_t>(tensor.sample_dim)] /
-               graph.global_batch;
-    };
-    // Before the first and behind the last there is none.
-    pass(ProgramKind::kForward, b - 1, b + 1, cost.forward, cost.forward_out,
-         cost.forward_bytes);
-    pass(backward, b + 1, b - 1, cost.backward, cost.backward_out,
-         cost.backward_bytes);
-    if (splits) {
-      cost.weight =
-          PassageOf(program(b, ProgramKind::kBackwardWeight), -1, -1, nullptr)
-              .stream_to_stream;
-    }
-    cost.update = ComputeOf(program(b, ProgramKind::kNorm)) +
-                  ComputeOf(program(b, ProgramKind::kUpdate));
-    cost.backward_peak = PeakIn(program(b, backward));
-    for (ProgramKind kind : {backward, ProgramKind::kBackwardWeight}) {
-      for (const TemplateBinding& import : program(b, kind).imports) {
-        const auto from = produced.find(port(b, import.port));
-        if (from == produced.end() || !kept.insert(from->second).second) {
-          continue;
-        }
-        const auto& [producer, buffer] = from->second;
-        cost.kept += program(producer, ProgramKind::kForward)
-                         .buffers[static_cast<size_t>(buffer)]
-                         .bytes.value;
-      }
-    }
-    std::set<TensorId> exchanged;
-    for (const TemplateProgram& p : templates[b]) {
-      for (const TemplateBinding& binding : p.imports) {
-        const auto& buffer = p.buffers[static_cast<size_t>(binding.buffer)];
-        const Port at = port(b, binding.port);
-        const auto category = static_cast<size_t>(buffer.category);
-        if (!buffer.persistent || !at.tensor.valid() ||
-            category >= cost.stored.size() ||
-            graph.tensor(at.tensor).kind != TensorKind::kWeight ||
-            !stored.insert(at).second) {
-          continue;
-        }
-        const Shape& shape = graph.tensor(at.tensor).shape;
-        double elements = 1;
-        for (int64_t extent : shape) elements *= static_cast<double>(extent);
-        const double copies = ranks *
-                              static_cast<double>(LargestElements(
-                                  context.replicas(at.tensor)[0].layout,
-                                  plan->groups[0], shape)) /
-                              elements;
-        cost.stored[category] += buffer.bytes.value;
-        // Tied ones are reduced elsewhere, and not cut by all stages.
-        if (category < cost.exchanged.size() && !tied.contains(at.tensor) &&
-            std::llround(copies) == replica.cp * replica.ep) {
-          cost.exchanged[category] += buffer.bytes.value;
-          exchanged.insert(at.tensor);
-        }
-        cost.cut[category] += static_cast<double>(buffer.bytes.value) / copies;
-      }
-    }
-    for (ProgramKind kind : {ProgramKind::kForward, backward}) {
-      const TemplateProgram& p = program(b, kind);
-      for (const TemplateBinding& binding : p.imports) {
-        const auto& buffer = p.buffers[static_cast<size_t>(binding.buffer)];
-        if (buffer.persistent &&
-            buffer.category == MemoryCategory::kParameter &&
-            exchanged.contains(port(b, binding.port).tensor)) {
-          cost.gathered += buffer.bytes.value;
-        }
-      }
-    }
-  }
-  return costs;
+  return CostsOfReplica(setting, replica, *plan, comm, splits).Find();
 }
 
 }  // namespace tessera
