@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -85,12 +86,15 @@ Result<bool> AnyStops(const std::atomic<bool>* stop, HostMessages all) {
 struct Verdict {
   int32_t failed = 0;
   int32_t code = 0;
+  int32_t finite = 1;
   char message[248] = {};
 };
 
-Result<void> Announce(const Result<void>& written, const std::string& path,
-                      HostMessages all) {
+// `finite` and the error of rank 0, on all ranks.
+Result<bool> Announce(const Result<void>& written, bool finite,
+                      const std::string& path, HostMessages all) {
   Verdict verdict;
+  verdict.finite = finite ? 1 : 0;
   if (!written) {
     verdict.failed = 1;
     verdict.code = static_cast<int32_t>(written.error().code);
@@ -98,11 +102,47 @@ Result<void> Announce(const Result<void>& written, const std::string& path,
                  sizeof(verdict.message) - 1);
   }
   TESSERA_RETURN_IF_ERROR(all.Broadcast(&verdict, sizeof(verdict), 0));
-  if (verdict.failed == 0) return {};
+  if (verdict.failed == 0) return verdict.finite != 0;
   // The others tell whose error it is, in the words of communicator.h.
   const std::string whose = all.rank() == 0 ? "" : "rank 0 aborted: ";
   return Error{static_cast<ErrorCode>(verdict.code), whose + verdict.message,
                path};
+}
+
+template <typename Number>
+bool AreFinite(std::span<const std::byte> bytes) {
+  for (size_t at = 0; at < bytes.size(); at += sizeof(Number)) {
+    Number number;
+    std::memcpy(&number, bytes.data() + at, sizeof(number));
+    if (!std::isfinite(number)) return false;
+  }
+  return true;
+}
+
+// Whether each has an exponent but that of infinity and of no number.
+bool AreFinite16(std::span<const std::byte> bytes, uint16_t exponent) {
+  for (size_t at = 0; at < bytes.size(); at += sizeof(uint16_t)) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, bytes.data() + at, sizeof(bits));
+    if ((bits & exponent) == exponent) return false;
+  }
+  return true;
+}
+
+bool AreFinite(std::span<const std::byte> bytes, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return AreFinite<double>(bytes);
+    case DType::kFloat32:
+      return AreFinite<float>(bytes);
+    case DType::kBFloat16:
+      return AreFinite16(bytes, 0x7f80);
+    case DType::kFloat16:
+      return AreFinite16(bytes, 0x7c00);
+    case DType::kInt32:
+      break;
+  }
+  return true;
 }
 
 // A text of the metadata; empty where there is none.
@@ -424,7 +464,7 @@ Result<void> CheckAllIsKept(const SafetensorsFile& file,
 
 }  // namespace
 
-Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
+Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
                             uint64_t seed, RankExecutor& executor,
                             Communicator& all) {
   const TaskGraph& tasks = executor.tasks();
@@ -435,8 +475,10 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
     entries.push_back({name, value.dtype, value.shape});
   }
 
-  // Rank 0 keeps receiving after a failed write, since its peers keep sending.
+  // Rank 0 keeps receiving where it writes no more, since its peers keep
+  // sending.
   Result<void> written;
+  bool finite = true;
   std::optional<SafetensorsWriter> writer;
   if (all.rank() == 0) {
     std::map<std::string, std::string, std::less<>> metadata = {
@@ -462,13 +504,15 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
   for (const auto& [name, parts] : values) {
     TESSERA_TRY(const std::vector<std::byte> elements,
                 Collect(tasks, parts, executor, all));
-    if (all.rank() == 0 && written) written = writer->Write(elements);
+    if (all.rank() != 0 || !written || !finite) continue;
+    finite = AreFinite(elements, tasks.value(parts[0]).dtype);
+    if (finite) written = writer->Write(elements);
   }
-  if (writer && written) written = writer->Commit();
-  return Announce(written, path, {executor.device(), all});
+  if (writer && written && finite) written = writer->Commit();
+  return Announce(written, finite, path, {executor.device(), all});
 }
 
-Result<void> SaveWeights(const WeightFiles& files, const Graph& graph,
+Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
                          RankExecutor& executor, Communicator& all) {
   const TaskGraph& tasks = executor.tasks();
   const auto values = StoredValues(tasks, graph);
@@ -478,9 +522,17 @@ Result<void> SaveWeights(const WeightFiles& files, const Graph& graph,
       FilesOf(tensors, files.dtype, files.file_bytes);
   const size_t count = file_of.empty() ? 0 : file_of.back() + 1;
 
-  // Rank 0 keeps receiving after a failed write, since its peers keep sending.
+  // Rank 0 keeps receiving where it writes no more, since its peers keep
+  // sending.
   Result<void> written;
+  bool finite = true;
   std::optional<SafetensorsWriter> writer;
+  const auto remove = [&](size_t before) {
+    std::error_code code;
+    for (size_t f = 0; f < before; ++f) {
+      std::filesystem::remove(files.folder + "/" + FileName(f, count), code);
+    }
+  };
   const auto begin = [&](size_t first) {
     std::vector<SafetensorsEntry> entries;
     for (size_t t = first; t < tensors.size() && file_of[t] == file_of[first];
@@ -521,17 +573,14 @@ Result<void> SaveWeights(const WeightFiles& files, const Graph& graph,
     TESSERA_TRY(const bool stops,
                 AnyStops(files.stop, {executor.device(), all}));
     if (stops) {
-      std::error_code code;
-      for (size_t f = 0; all.rank() == 0 && f < file_of[t]; ++f) {
-        std::filesystem::remove(files.folder + "/" + FileName(f, count), code);
-      }
+      if (all.rank() == 0 && finite) remove(file_of[t]);
       TESSERA_RETURN_IF_ERROR(executor.world().Flush());
       return Error{ErrorCode::kInterrupted,
                    "interrupted before all weights were written", files.folder};
     }
     const PublishedTensor& tensor = tensors[t];
     const bool first = t == 0 || file_of[t] != file_of[t - 1];
-    if (all.rank() == 0 && written && first) begin(t);
+    if (all.rank() == 0 && written && finite && first) begin(t);
     std::vector<float> elements;
     if (all.rank() == 0) {
       elements.resize(static_cast<size_t>(ElementsOf(WholeBox(tensor.shape))));
@@ -549,7 +598,13 @@ Result<void> SaveWeights(const WeightFiles& files, const Graph& graph,
       }
       if (--whole.left == 0) collected.erase(weight);
     }
-    if (all.rank() != 0 || !written) continue;
+    if (all.rank() != 0 || !written || !finite) continue;
+    if (!AreFinite<float>(std::as_bytes(std::span(elements)))) {
+      finite = false;
+      writer.reset();
+      remove(file_of[t]);
+      continue;
+    }
     written = writer->Write(Rounded(elements, files.dtype));
     if (!written) continue;
     if (t + 1 == tensors.size() || file_of[t + 1] != file_of[t]) {
@@ -557,12 +612,12 @@ Result<void> SaveWeights(const WeightFiles& files, const Graph& graph,
       writer.reset();
     }
   }
-  if (all.rank() == 0 && written && count > 1) {
+  if (all.rank() == 0 && written && finite && count > 1) {
     written =
         WriteFileAtomically(files.folder + "/model.safetensors.index.json",
                             IndexText(tensors, file_of, files.dtype));
   }
-  return Announce(written, files.folder, {executor.device(), all});
+  return Announce(written, finite, files.folder, {executor.device(), all});
 }
 
 Result<void> LoadCheckpoint(const std::string& path,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -96,18 +95,19 @@ class Trainer {
       const bool last = i + 1 == job_.steps || summary_.interrupted;
       const bool due =
           job_.save_every > 0 && executor_.step() % job_.save_every == 0;
-      if (!job_.save_path.empty() && (last || due) &&
-          std::isfinite(summary_.losses.back())) {
-        TESSERA_RETURN_IF_ERROR(SaveCheckpoint(job_.save_path, *job_.graph,
-                                               job_.seed, executor_, all_));
-        summary_.saved = executor_.step();
+      if (!job_.save_path.empty() && (last || due)) {
+        TESSERA_TRY(const bool finite,
+                    SaveCheckpoint(job_.save_path, *job_.graph, job_.seed,
+                                   executor_, all_));
+        if (finite) summary_.saved = executor_.step();
       }
     }
     if (!job_.export_folder.empty()) {
-      TESSERA_RETURN_IF_ERROR(SaveWeights(
-          {job_.export_folder, job_.layout, job_.graph->dtype,
-           job_.export_file_bytes, summary_.interrupted ? nullptr : job_.stop},
-          *job_.graph, executor_, all_));
+      TESSERA_TRY(summary_.exported,
+                  SaveWeights({job_.export_folder, job_.layout,
+                               job_.graph->dtype, job_.export_file_bytes,
+                               summary_.interrupted ? nullptr : job_.stop},
+                              *job_.graph, executor_, all_));
     }
     TESSERA_RETURN_IF_ERROR(Report());
     return std::move(summary_);

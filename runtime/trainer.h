@@ -60,11 +60,12 @@ struct TrainingJob {
   std::string offload_directory = ".";
   PublishedLayout layout;  // of the model's published weights
   std::string load_path;   // checkpoint or weights to start from; empty: none
-  // Checkpoint to leave; empty: none. Of a step whose loss is no number, or
-  // infinite, none is left: what an earlier one left stays.
+  // Checkpoint to leave; empty: none. None is left of weights or states that
+  // are not finite: what was there stays.
   std::string save_path;
   int64_t save_every = 0;  // at steps that it divides; 0: only at the end
-  // Folder that is left the weights, in the graph's type; empty: none.
+  // Folder that is left the weights, in the graph's type, where they are
+  // finite; empty: none.
   std::string export_folder;
   Bytes export_file_bytes = WeightFiles().file_bytes;
   // Once true on any rank, all ranks finish the step, save and return; before
@@ -109,6 +110,7 @@ struct TrainingResult {
   double tokens_per_s = 0;
   bool interrupted = false;
   std::optional<int64_t> saved;  // the step behind which it left a checkpoint
+  bool exported = false;
   GraphUse graphs;       // of this rank; none without TrainingJob::graphs
   std::string products;  // of this rank: RankDevice::TunedProducts
   // By rank, on rank 0 only: the true peak of memory, and the step that took

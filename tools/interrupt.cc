@@ -10,7 +10,11 @@ namespace {
 std::atomic<bool> interrupted = false;
 static_assert(std::atomic<bool>::is_always_lock_free);
 
-void OnSignal(int) {
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
+std::atomic<bool> unread = false;
+
+void OnSignal(int signal) {
+  if (signal == SIGPIPE) unread = true;
   interrupted = true;
 }
 
@@ -37,6 +41,10 @@ void InterruptWhenUnread() {
   sigemptyset(&action.sa_mask);
   action.sa_flags = static_cast<int>(SA_RESTART);  // at every line
   sigaction(SIGPIPE, &action, nullptr);
+}
+
+bool OutputIsUnread() {
+  return unread;
 }
 
 }  // namespace tessera

@@ -13,5 +13,7 @@ const std::atomic<bool>& CatchInterrupts();
 // Makes it an interrupt, too, that whoever reads the output ends (SIGPIPE), for
 // work whose result lies elsewhere. REQUIRES: CatchInterrupts was called.
 void InterruptWhenUnread();
+// Whether it was one.
+bool OutputIsUnread();
 
 }  // namespace tessera

@@ -486,7 +486,8 @@ Result<void> LogStep(const StepReport& step, const std::string& path,
     line.Set("validation_loss", *step.validation_loss);
   }
   log << line.OneLine() << std::endl;
-  if (!log) {
+  // One that a reader of the output has left is no error: it ends the run.
+  if (!log && !CatchInterrupts()) {
     return Error{ErrorCode::kUnavailable,
                  std::string("cannot write: ") + std::strerror(errno), path};
   }
@@ -536,9 +537,9 @@ bool IsStandardOutput(const std::string& path) {
          file.st_ino == output.st_ino;
 }
 
-// How a run whose last step's loss is no number, or infinite, left --save.
+// How a run left --save whose last weights or states are not finite.
 std::string UnsavedText(const Options& options, const TrainingResult& result) {
-  return "not saved, as the loss is not finite" +
+  return "not saved, as weights or states are not finite" +
          (result.saved ? "; " + options.save + " is of step " +
                              std::to_string(*result.saved)
                        : "");
@@ -710,9 +711,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
     if (!std::isfinite(step.loss) && !diverged) {
       diverged = true;
       std::cerr << "tessera: warning: the loss is not finite from step "
-                << step.step + 1 << " on"
-                << (options.save.empty() ? "" : "; that is not saved")
-                << std::endl;
+                << step.step + 1 << " on" << std::endl;
     }
     return log ? LogStep(step, options.log, *log) : Result<void>();
   };
@@ -778,6 +777,11 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
     if (unsaved && !result.interrupted) {
       return Error{ErrorCode::kUnavailable, UnsavedText(options, result),
                    options.save};
+    }
+    if (!options.export_folder.empty() && !result.exported) {
+      return Error{ErrorCode::kUnavailable,
+                   "no weights are left, as they are not finite",
+                   options.export_folder};
     }
   }
   return result.interrupted ? ExitCodeOf(ErrorCode::kInterrupted) : 0;

@@ -6,6 +6,7 @@
 #include "tools/flags.h"
 #include "tools/format.h"
 #include "tools/inputs.h"
+#include "tools/interrupt.h"
 #include "tools/verb.h"
 
 namespace tessera {
@@ -438,9 +439,8 @@ int RunTessera(const std::vector<std::string>& arguments) {
   const auto code = RunWords(arguments);
   if (!code) return Fail(code.error());
   std::cout.flush();
-  // Who is told to end by a reader that ended (InterruptWhenUnread) has no
-  // output.
-  if (!std::cout && *code != kInterruptedExitCode) {
+  if (OutputIsUnread()) return kInterruptedExitCode;
+  if (!std::cout) {
     return Fail({ErrorCode::kUnavailable, "cannot write", "standard output"});
   }
   return *code;

@@ -291,6 +291,15 @@ int Evaluator::DecisionsOf(const Plan& plan, const BlockShape& shape) const {
   return Remember(decisions_, kMaxDecisions, key, [&] { return numbers_++; });
 }
 
+// As LoweringContext has it: with one stream reductions wait for all backwards
+// of a pipeline.
+int64_t Evaluator::StreamsOf(const Plan& plan, int stages) const {
+  const bool concurrent =
+      cluster_.stack.overlaps &&
+      cluster_.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
+  return concurrent ? 0 : 1 + (stages > 1);
+}
+
 // The template of every block. A block's programs follow from its own
 // decisions, those of the blocks around it (BlockShape::depends), the layouts
 // of the gradient sums that it reads, and how the groups lie. So a block stays
@@ -377,6 +386,8 @@ void Evaluator::FindBlocks(const Plan& plan, const Neighbours& around,
     return number;
   };
 
+  const int64_t streams =
+      StreamsOf(plan, static_cast<int>(now.order->stages.size()));
   std::optional<LoweringContext> context;
   std::optional<Programs> programs;
   size_t known_from = n;  // the context knows the sums of these and behind
@@ -391,6 +402,7 @@ void Evaluator::FindBlocks(const Plan& plan, const Neighbours& around,
     key.push_back(plan.bucket_bytes.value);
     key.push_back(prefetch);
     key.push_back(plan.zigzag);
+    key.push_back(streams);
     key.push_back(splits[own.index()]);
     key.push_back(now.begins[b]);
     std::vector<GroupId> distinct;
@@ -476,8 +488,13 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
                (axes(kSequenceFactor) | axes(kKeyFactor) | op.streamed) != 0;
       });
   const int form = forms_[static_cast<size_t>(setting.block)];
+  const int64_t streams = StreamsOf(plan, context.stages().count());
   const auto begin = [&](Sight sight) -> IntKey {
-    return {sight, form, group_class, plan.microbatches,
+    return {sight,
+            form,
+            group_class,
+            streams,
+            plan.microbatches,
             splits_sequence ? plan.zigzag : 0};
   };
   const auto append_splits = [&](IntKey& key) {
@@ -506,7 +523,7 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
     around.AppendBackwardWeight(key);
     weight = NumberOf(key);
   }
-  key = {kStored, form, group_class};
+  key = {kStored, form, group_class, streams};
   around.AppendUpdate(key);
   const int stored = NumberOf(key);
   const int reduce = NumberOf({kReduce, weight, stored});
@@ -603,11 +620,13 @@ int Evaluator::NumberOf(const IntKey& key) const {
 
 Evaluator::NumberedStage Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
                                             const std::vector<BlockShape>& all,
+                                            int prefetch,
                                             const StepStage& stage, bool splits,
                                             int microbatches) const {
   // Blocks know the number of microbatches and whether backwards are split, and
-  // their wiring with which blocks they share a tensor.
-  IntKey key;
+  // their wiring, numbered for each prefetch, with which blocks they share a
+  // tensor.
+  IntKey key = {prefetch};
   for (size_t i = 0; i < stage.blocks.size(); ++i) {
     const auto b = static_cast<size_t>(stage.blocks[i]);
     const int64_t behind_first = stage.blocks[i] - stage.blocks[0];
@@ -870,8 +889,8 @@ Evaluation Evaluator::EvaluateChange(
   }
   std::vector<NumberedStage> owners(stages.size());
   for (size_t s = 0; s < stages.size(); ++s) {
-    owners[s] =
-        StageOf(blocks, shapes, stages[s], order->splits[s], plan.microbatches);
+    owners[s] = StageOf(blocks, shapes, prefetch, stages[s], order->splits[s],
+                        plan.microbatches);
     stages[s].stage = owners[s].stage.get();
     if (!stages[s].stage->exact) return EvaluateBySimulation(plan);
   }

@@ -192,10 +192,13 @@ class Evaluator : public Objective {
   ProgramPtr FindProgram(int seen, ProgramKind kind,
                          const BlockSetting& setting, Programs& programs,
                          bool& lowered) const;
+  // Whose blocks' shapes are those for `prefetch`.
   NumberedStage StageOf(const std::vector<BlockPtr>& blocks,
-                        const std::vector<BlockShape>& shapes,
+                        const std::vector<BlockShape>& shapes, int prefetch,
                         const StepStage& stage, bool splits,
                         int microbatches) const;
+  // What decides on the streams of the whole plan.
+  int64_t StreamsOf(const Plan& plan, int stages) const;
   MemoryUse PeakOf(const NumberedStage& stage, const Order& order,
                    size_t number, int microbatches) const;
   std::shared_ptr<const Order> OrderOf(const Plan& plan) const;

@@ -172,9 +172,6 @@ void Surroundings::AppendUpdate(IntKey& key) const {
     AppendWeight(id, key);
     AppendGradients(id, key);
   }
-  // Whether reductions wait for all backwards of the pipeline.
-  key.push_back(!context_.concurrent_streams() &&
-                context_.stages().count() > 1);
 }
 
 const std::vector<NodeId>& Surroundings::NodesOf(Pass pass) const {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 
 #include "planner/base/threads.h"
 #include "planner/plan/stages.h"
@@ -69,8 +68,7 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
                                        const GridOptions& options,
                                        ModelCache& models) {
   std::vector<Cell> cells(scenarios.size());
-  std::optional<Error> error;
-  std::mutex error_mutex;
+  std::optional<Error> error;  // of the only cell
   const Watch& watch = options.predict.watch;
   std::atomic<size_t> next = 0;
   std::atomic<size_t> done = 0;
@@ -84,19 +82,14 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
         return;
       }
       if (!run) {
-        // One cell of many that is wrong leaves the others as they are, but for
-        // a value that means nothing at all.
-        const bool meaningless = std::ranges::any_of(
-            scenarios[i].settings, [&](const Setting& setting) {
-              return setting.path == run.error().where;
-            });
-        if ((cells.size() == 1 || meaningless) &&
-            run.error().code != ErrorCode::kInfeasible) {
-          next = cells.size();
-          const std::lock_guard lock(error_mutex);
-          if (!error) error = run.error();
+        // One cell of many that is wrong leaves the others as they are.
+        if (cells.size() == 1 && run.error().code != ErrorCode::kInfeasible) {
+          error = run.error();
         }
         cell.problem = run.error().ToString();
+        if (run.error().code == ErrorCode::kInvalidInput) {
+          cell.wrong_path = run.error().where;
+        }
       }
       cell.done = true;
       watch.Tell(std::to_string(++done) + " of " +
@@ -122,6 +115,20 @@ Result<std::vector<Cell>> RunGrid(const Scenario& scenario,
   TESSERA_TRY(std::vector<Cell> cells,
               RunScenarios(scenarios, options, models));
   for (size_t i = 0; i < cells.size(); ++i) cells[i].values = products[i];
+  // A value that is wrong wherever it stands is no cell's problem.
+  for (size_t a = 0; a < axes.size(); ++a) {
+    for (const std::string& value : axes[a].values) {
+      const Cell* wrong = nullptr;
+      const bool everywhere = std::ranges::all_of(cells, [&](const Cell& cell) {
+        if (cell.values[a] != value) return true;
+        wrong = &cell;
+        return cell.wrong_path == axes[a].path;
+      });
+      if (everywhere && wrong != nullptr) {
+        return Error{ErrorCode::kInvalidInput, wrong->problem, ""};
+      }
+    }
+  }
   return cells;
 }
 

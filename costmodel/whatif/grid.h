@@ -28,6 +28,7 @@ struct Cell {
   std::vector<std::string> values;  // one for each axis
   bool done = false;
   std::string problem;  // why there is no prediction; empty if there is one
+  std::string wrong_path;  // of a setting whose value is wrong here; or empty
   std::optional<Prediction> prediction;
   std::vector<std::string> notes;
   // The plan that is predicted and its graph, where they are kept.
@@ -38,7 +39,7 @@ struct Cell {
 
 // What each scenario predicts, in their order, with the scenarios' cells empty
 // of values; once options.predict.watch stops, cells stay undone. An error
-// where a setting is wrong; what merely does not work is the cell's problem.
+// where the setting of the only one is wrong; else that is the cell's problem.
 // The same input gives the same cells on any number of threads.
 Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
                                        const GridOptions& options,

@@ -4,7 +4,6 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <limits>
 #include <set>
 
 #include "planner/base/table.h"

@@ -397,7 +397,10 @@ class BlockedSignals {
  public:
   BlockedSignals() {
     sigemptyset(&waited_);
-    for (const int s : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&waited_, s);
+    // Nothing comes of SIGPIPE: who reads our words may end before the ranks.
+    for (const int s : {SIGCHLD, SIGINT, SIGTERM, SIGPIPE}) {
+      sigaddset(&waited_, s);
+    }
     // Under nohup a terminal that goes away is to be ignored; and Ctrl-Z where
     // no shell would wake us.
     for (const int s : {SIGHUP, SIGTSTP}) {

@@ -148,19 +148,44 @@ code=0
 [[ $code == 130 ]] || fail "exit code $code for a run that nobody reads"
 [[ -s $work/unread.safetensors ]] || fail "no checkpoint: $(cat "$work/stderr")"
 
-# A checkpoint stays as it was where the loss is no number any more.
+# Also where the launcher's own words, or a log, have no reader any more.
+mkfifo "$work/words"
+: >"$work/stdout"
+grep -q nothing <"$work/words" &
+reader=$!
+"$tessera" run "${long[@]}" --nproc 2 --save "$work/deaf.safetensors" \
+  >"$work/stdout" 2>"$work/words" &
+job=$!
+await_step 2
+kill $reader
+wait $reader 2>/dev/null || true
+kill -INT $job
+code=0
+wait $job || code=$?
+[[ $code == 130 && -s $work/deaf.safetensors ]] ||
+  fail "exit code $code for a run whose words nobody reads"
+code=0
+"$tessera" run "${long[@]}" --save "$work/unlogged.safetensors" \
+  --log /dev/stdout 2>"$work/stderr" | grep -m 1 -q "^step 2 " ||
+  code=${PIPESTATUS[0]}
+[[ $code == 130 && -s $work/unlogged.safetensors ]] ||
+  fail "exit code $code for a log that nobody reads: $(cat "$work/stderr")"
+
+# What a run left before stays where its weights are not finite any more.
 "$tessera" run "${short[@]}" --steps 1 --save "$work/good.safetensors" \
   >"$work/stdout" 2>"$work/stderr"
 cp "$work/good.safetensors" "$work/kept.safetensors"
 code=0
-"$tessera" run "${short[@]}" --steps 4 --save-every 1 --lr 1e30 \
+"$tessera" run "${short[@]}" --steps 4 --save-every 1 --lr 1e40 \
   --load "$work/good.safetensors" --save "$work/good.safetensors" \
-  >"$work/stdout" 2>"$work/stderr" || code=$?
+  --export "$work/weights" >"$work/stdout" 2>"$work/stderr" || code=$?
 [[ $code == 1 ]] || fail "exit code $code for a run that diverged"
-grep -q "warning: the loss is not finite from step 3 on; that is not saved" \
-  "$work/stderr" || fail "no warning: $(cat "$work/stderr")"
-grep -q "not saved, as the loss is not finite; .* is of step 2" \
-  "$work/stderr" || fail "not said to be kept: $(cat "$work/stderr")"
+grep -q "warning: the loss is not finite from step 3 on" "$work/stderr" ||
+  fail "no warning: $(cat "$work/stderr")"
+grep -q "not saved, as weights or states are not finite" "$work/stderr" ||
+  fail "not said to be kept: $(cat "$work/stderr")"
+cmp "$work/good.safetensors" "$work/kept.safetensors" || fail "not kept"
+! compgen -G "$work/weights/model*" >/dev/null || fail "weights were exported"
 
 # A log and an output that are one file hold all of both.
 "$tessera" run "${short[@]}" --steps 2 --log /dev/stdout >"$work/both"
