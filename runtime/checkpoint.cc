@@ -109,42 +109,6 @@ Result<bool> Announce(const Result<void>& written, bool finite,
                path};
 }
 
-template <typename Number>
-bool AreFinite(std::span<const std::byte> bytes) {
-  for (size_t at = 0; at < bytes.size(); at += sizeof(Number)) {
-    Number number;
-    std::memcpy(&number, bytes.data() + at, sizeof(number));
-    if (!std::isfinite(number)) return false;
-  }
-  return true;
-}
-
-// Whether each has an exponent but that of infinity and of no number.
-bool AreFinite16(std::span<const std::byte> bytes, uint16_t exponent) {
-  for (size_t at = 0; at < bytes.size(); at += sizeof(uint16_t)) {
-    uint16_t bits = 0;
-    std::memcpy(&bits, bytes.data() + at, sizeof(bits));
-    if ((bits & exponent) == exponent) return false;
-  }
-  return true;
-}
-
-bool AreFinite(std::span<const std::byte> bytes, DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return AreFinite<double>(bytes);
-    case DType::kFloat32:
-      return AreFinite<float>(bytes);
-    case DType::kBFloat16:
-      return AreFinite16(bytes, 0x7f80);
-    case DType::kFloat16:
-      return AreFinite16(bytes, 0x7c00);
-    case DType::kInt32:
-      break;
-  }
-  return true;
-}
-
 // A text of the metadata; empty where there is none.
 std::string TextOf(const SafetensorsFile& file, std::string_view key) {
   const auto found = file.metadata().find(key);
@@ -377,6 +341,24 @@ std::vector<float> Widened(std::span<const std::byte> from, DType dtype) {
   return to;
 }
 
+template <typename Number>
+bool AllFinite(std::span<const std::byte> bytes) {
+  for (size_t at = 0; at < bytes.size(); at += sizeof(Number)) {
+    Number number;
+    std::memcpy(&number, bytes.data() + at, sizeof(number));
+    if (!std::isfinite(number)) return false;
+  }
+  return true;
+}
+
+bool AreFinite(std::span<const std::byte> bytes, DType dtype) {
+  if (dtype == DType::kFloat64) return AllFinite<double>(bytes);
+  if (dtype == DType::kFloat32) return AllFinite<float>(bytes);
+  if (!Is16Bit(dtype)) return true;
+  const std::vector<float> wide = Widened(bytes, dtype);
+  return AllFinite<float>(std::as_bytes(std::span(wide)));
+}
+
 // The part of a checkpoint's tensor that is placed `here`.
 Result<std::vector<std::byte>> ReadPart(const SafetensorsFile& file,
                                         const SafetensorsEntry& entry,
@@ -599,7 +581,7 @@ Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
       if (--whole.left == 0) collected.erase(weight);
     }
     if (all.rank() != 0 || !written || !finite) continue;
-    if (!AreFinite<float>(std::as_bytes(std::span(elements)))) {
+    if (!AllFinite<float>(std::as_bytes(std::span(elements)))) {
       finite = false;
       writer.reset();
       remove(file_of[t]);

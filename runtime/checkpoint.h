@@ -29,8 +29,8 @@ namespace tessera {
 
 // Called by all ranks, which are those of `all`, between steps. Rank 0 gathers
 // the tensors one by one and writes the file beside `path`, then renames it; on
-// an error, which all ranks return, `path` is as it was. So it is where a number
-// to be saved is not finite: then all return false.
+// an error, which all ranks return, `path` is as it was. So it is where a
+// number to be saved is not finite: then all return false.
 Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
                             uint64_t seed, RankExecutor& executor,
                             Communicator& all);
@@ -75,8 +75,8 @@ struct WeightFiles {
 
 // Writes the weights as the layout has them into a folder, which is made:
 // "model.safetensors", or "model-00001-of-00003.safetensors", … and their
-// index, which comes last. Called by all ranks, as SaveCheckpoint; nothing is left
-// where a weight is not finite, and all return false.
+// index, which comes last. Called by all ranks, as SaveCheckpoint; nothing is
+// left where a weight is not finite, and all return false.
 Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
                          RankExecutor& executor, Communicator& all);
 

@@ -85,28 +85,17 @@ Result<Batches> BatchesOf(const Options& options, const Graph& graph,
   return Batches::Make(data, batches);
 }
 
-// The images that the run reads, or makes up where there is no --data.
-Result<Images> ImagesOf(const Options& options, const Graph& graph,
-                        uint64_t seed) {
-  auto images = ImageOptionsOf(graph);
-  if (!images) return images.error().At(options.model);
-  images->seed = seed;
+// The images or clicks that the run reads, or makes up where there is no
+// --data.
+template <typename Samples, typename SampleOptions>
+Result<Samples> SamplesOf(const Options& options, Result<SampleOptions> of,
+                          uint64_t seed) {
+  if (!of) return of.error().At(options.model);
+  of->seed = seed;
   if (options.validate_every > 0) {
-    images->validation_batches = options.validate_batches;
+    of->validation_batches = options.validate_batches;
   }
-  return Images::Open(options.data, *images);
-}
-
-// The same of clicks.
-Result<Clicks> ClicksOf(const Options& options, const Graph& graph,
-                        uint64_t seed) {
-  auto clicks = ClickOptionsOf(graph);
-  if (!clicks) return clicks.error().At(options.model);
-  clicks->seed = seed;
-  if (options.validate_every > 0) {
-    clicks->validation_batches = options.validate_batches;
-  }
-  return Clicks::Open(options.data, *clicks);
+  return Samples::Open(options.data, *of);
 }
 
 // Images or clicks, of which each has a label.
@@ -132,9 +121,11 @@ Result<RunData> ReadData(const Options& options, const Graph& graph,
   }
   RunData data;
   if (UnitOf(graph) == "samples") {
-    TESSERA_TRY(data.clicks, ClicksOf(options, graph, seed));
+    TESSERA_TRY(data.clicks,
+                SamplesOf<Clicks>(options, ClickOptionsOf(graph), seed));
   } else if (UnitOf(graph) != "tokens") {
-    TESSERA_TRY(data.images, ImagesOf(options, graph, seed));
+    TESSERA_TRY(data.images,
+                SamplesOf<Images>(options, ImageOptionsOf(graph), seed));
   } else {
     if (options.data.empty()) return InvalidInput("needs --data FILE", "run");
     TESSERA_RETURN_IF_ERROR(CheckClasses(graph, options.model));
@@ -150,7 +141,7 @@ void SetData(const RunData& data, TrainingJob& training) {
   if (data.images) return SetSamples(*data.images, training);
   if (data.clicks) return SetSamples(*data.clicks, training);
   training.load = LoadTraining(*data.batches);
-  training.data = FingerprintOf(*data.tokens);
+  training.data = data.batches->Fingerprint();
   training.places_are_positions = data.batches->options().end_of_text < 0;
   training.validation.batches = data.batches->options().validation_batches;
   training.validation.load = LoadValidation(*data.batches);

@@ -439,6 +439,7 @@ void Evaluator::FindBlocks(const Plan& plan, const Neighbours& around,
       setting.begins = now.begins[b];
       setting.splits = splits[own.index()];
       setting.prefetch = prefetch;
+      setting.streams = streams;
       setting.number_of = [&](GroupId group) -> int64_t {
         const auto at = std::find(distinct.begin(), distinct.end(), group);
         TESSERA_CHECK(at != distinct.end()) << "a group that is not around";
@@ -488,12 +489,11 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
                (axes(kSequenceFactor) | axes(kKeyFactor) | op.streamed) != 0;
       });
   const int form = forms_[static_cast<size_t>(setting.block)];
-  const int64_t streams = StreamsOf(plan, context.stages().count());
   const auto begin = [&](Sight sight) -> IntKey {
     return {sight,
             form,
             group_class,
-            streams,
+            setting.streams,
             plan.microbatches,
             splits_sequence ? plan.zigzag : 0};
   };
@@ -523,7 +523,7 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
     around.AppendBackwardWeight(key);
     weight = NumberOf(key);
   }
-  key = {kStored, form, group_class, streams};
+  key = {kStored, form, group_class, setting.streams};
   around.AppendUpdate(key);
   const int stored = NumberOf(key);
   const int reduce = NumberOf({kReduce, weight, stored});

@@ -184,6 +184,7 @@ class Evaluator : public Objective {
     bool begins = false;  // its group
     bool splits = false;  // its backwards are split
     int prefetch = 0;
+    int64_t streams = 0;  // StreamsOf
     // Of the groups around it.
     std::function<int64_t(GroupId)> number_of;
     std::function<int64_t(GroupId)> class_of;  // with its own

@@ -38,6 +38,7 @@ bool IsInner(const LoweringFacts& facts, TensorId id, int block) {
          });
 }
 
+// All of a block but names.
 IntKey FormKey(const LoweringFacts& facts, const Pricer& pricer, int block) {
   const Graph& graph = facts.graph;
   const auto b = static_cast<size_t>(block);
@@ -64,7 +65,8 @@ IntKey FormKey(const LoweringFacts& facts, const Pricer& pricer, int block) {
   IntKey key;
   for (NodeId id : nodes) {
     const Node& node = graph.node(id);
-    key.push_back(pricer.NumberOf(id));
+    key.push_back(pricer.NumberOf(id));  // operator, rule and attributes
+    key.push_back(static_cast<int64_t>(node.pass));
     key.push_back(node.forward.valid()
                       ? number_of(graph.node(node.forward).results[0])
                       : -1);
@@ -76,10 +78,14 @@ IntKey FormKey(const LoweringFacts& facts, const Pricer& pricer, int block) {
   }
   for (TensorId id : tensors) {
     const Tensor& tensor = graph.tensor(id);
-    key.insert(key.end(),
-               {tensor.sample_dim, number_of(tensor.gradient_of),
-                IsInner(facts, id, block), id == graph.loss,
-                facts.once_per_step[id.index()], pricer.NumberOf(id)});
+    key.push_back(std::ssize(tensor.shape));
+    key.insert(key.end(), tensor.shape.begin(), tensor.shape.end());
+    key.insert(
+        key.end(),
+        {static_cast<int64_t>(tensor.dtype), static_cast<int64_t>(tensor.kind),
+         tensor.sample_dim, number_of(tensor.gradient_of),
+         IsInner(facts, id, block), id == graph.loss,
+         facts.once_per_step[id.index()], pricer.NumberOf(id)});
     if (!facts.kernels.kept.empty()) {
       key.push_back(facts.kernels.kept[id.index()].value_or(-1));
     }
@@ -100,9 +106,9 @@ IntKey FormKey(const LoweringFacts& facts, const Pricer& pricer, int block) {
 std::vector<int> FormsOf(const LoweringFacts& facts, const Pricer& pricer) {
   std::map<IntKey, int> numbers;
   std::vector<int> forms;
-  for (int of_class : BlockClasses(facts.graph)) {
-    IntKey key = FormKey(facts, pricer, static_cast<int>(forms.size()));
-    key.push_back(of_class);
+  const auto blocks = static_cast<int>(facts.graph.blocks.size());
+  for (int block = 0; block < blocks; ++block) {
+    IntKey key = FormKey(facts, pricer, block);
     const auto next = static_cast<int>(numbers.size());
     forms.push_back(numbers.try_emplace(std::move(key), next).first->second);
   }
@@ -235,10 +241,9 @@ void Surroundings::AppendTensor(TensorId id, ActionKind action,
 
 // Programs ask whether there are such readers, in their block and in others;
 // forward, whether there are any in backward, which leaves nothing to forward.
-// Gradients of weights leave nothing to any.
+// REQUIRES: not the gradients of weights, which leave nothing to any.
 void Surroundings::AppendReaders(const LoweringContext::Presence& presence,
                                  ActionKind action, IntKey& key) const {
-  if (action == ActionKind::kBackwardWeight) return;
   int64_t readers = 0;
   for (const auto& reader : presence.readers) {
     const bool backward = reader.part != ActionKind::kForward;

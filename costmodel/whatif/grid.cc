@@ -116,18 +116,15 @@ Result<std::vector<Cell>> RunGrid(const Scenario& scenario,
               RunScenarios(scenarios, options, models));
   for (size_t i = 0; i < cells.size(); ++i) cells[i].values = products[i];
   // A value that is wrong wherever it stands is no cell's problem.
-  for (size_t a = 0; a < axes.size(); ++a) {
-    for (const std::string& value : axes[a].values) {
-      const Cell* wrong = nullptr;
-      const bool everywhere = std::ranges::all_of(cells, [&](const Cell& cell) {
-        if (cell.values[a] != value) return true;
-        wrong = &cell;
-        return cell.wrong_path == axes[a].path;
-      });
-      if (everywhere && wrong != nullptr) {
-        return Error{ErrorCode::kInvalidInput, wrong->problem, ""};
-      }
-    }
+  for (const Cell& cell : cells) {
+    const auto axis = std::ranges::find(axes, cell.wrong_path, &Axis::path);
+    if (axis == axes.end()) continue;
+    const auto a = static_cast<size_t>(axis - axes.begin());
+    const bool everywhere = std::ranges::all_of(cells, [&](const Cell& other) {
+      return other.values[a] != cell.values[a] ||
+             other.wrong_path == cell.wrong_path;
+    });
+    if (everywhere) return InvalidInput(cell.problem);
   }
   return cells;
 }

@@ -4,7 +4,6 @@
 #include <cstring>
 
 namespace tessera {
-
 namespace {
 
 ErrorCode CodeOf(int error) {

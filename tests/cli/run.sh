@@ -82,6 +82,17 @@ RANK=1 LOCAL_RANK=1 "$tessera" run "${training[@]}" --json >"$work/rank1" &
 other=$!
 RANK=0 LOCAL_RANK=0 "$tessera" run "${training[@]}" --json >"$work/rank0"
 wait $other || fail "rank 1"
+# They read their data alike: documents end in the same token.
+RANK=1 LOCAL_RANK=1 "$tessera" run "${training[@]}" --end-of-text 10 \
+  >"$work/otherwise" 2>&1 &
+other=$!
+code=0
+RANK=0 LOCAL_RANK=0 "$tessera" run "${training[@]}" --end-of-text 32 \
+  >"$work/stdout" 2>"$work/stderr" || code=$?
+wait $other && fail "rank 1 trained on documents of its own"
+[[ $code == 2 ]] || fail "exit code $code for ranks that read otherwise"
+grep -q "rank 1 was started with another data than rank 0" "$work/stderr" ||
+  fail "another data: $(cat "$work/stderr")"
 unset MASTER_ADDR MASTER_PORT WORLD_SIZE
 [[ ! -s $work/rank1 ]] || fail "rank 1 printed"
 json 'len(j["losses"]) == 3' "$work/rank0" >/dev/null
@@ -158,7 +169,7 @@ reader=$!
 job=$!
 await_step 2
 kill $reader
-wait $reader 2>/dev/null || true
+wait $reader 2>/dev/null || true # its exit code is that of the signal
 kill -INT $job
 code=0
 wait $job || code=$?
