@@ -305,7 +305,8 @@ std::span<const Flag> Flags() {
       {"--from", "FILE",
        "start from a plan that was made for another cluster of the same model",
        SetText<&Options::from>},
-      {"--resume", "", "start from the plan that the file of -o holds, too",
+      {"--resume", "",
+       "start from the plan that the file of -o holds, too, if it is there",
        SetTrue<&Options::resume>},
       {"--confirm", "K",
        "price the best K plans again with the time lost on shared links, as "
@@ -431,10 +432,12 @@ std::span<const Flag> Flags() {
        "be given several times: every combination is predicted",
        AddText<&Options::vary>, true},
       {"--set", "PATH=VALUE",
-       "set a field, such as model.layers, model.KEY of the config.json or "
+       "set a field: model.layers, model.KEY of the config.json or "
        "model.vocab_multiple=128 (pads a vocabulary to a multiple), or a "
        "dimension of an ONNX file by its symbol (lists and null as in JSON); "
-       "may be given several times",
+       "or one of the cluster, such as device.memory=76GB or "
+       "fabric.inter.latency=5us ('tessera list paths'); may be given several "
+       "times",
        AddText<&Options::set>, true},
       {"--fail", "PART",
        "take out a part: 'node3.nic0' (any vertex of the cluster), 'node3', "

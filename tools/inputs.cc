@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <iostream>
 #include <set>
+#include <span>
 
 #include "costmodel/collective/collective.h"
 #include "costmodel/profile/profile_io.h"
@@ -34,7 +35,50 @@ Error NoSequence(const Options& options) {
       "--seq-len");
 }
 
+// What --set sets.
+struct Settings {
+  std::vector<Setting> model;    // keys, without "model."
+  std::vector<Setting> cluster;  // fields
+};
+
+// The flag that gives what 'tessera whatif' takes as a path, too.
+std::string_view FlagFor(std::string_view path) {
+  if (path == "cluster" || path == "nodes" || path == "gpus") {
+    return "--cluster NAME:NODESxGPUS";
+  }
+  if (path == "stack") return "--stack";
+  if (path == "batch") return "--global-batch";
+  if (path == "seq") return "--seq-len";
+  if (path == "dtype") return "--dtype";
+  return "--strategy";
+}
+
+Result<Settings> ReadSettings(const Options& options) {
+  constexpr std::string_view kModel = "model.";
+  Settings settings;
+  std::set<std::string> seen;
+  for (const std::string& text : options.set) {
+    auto setting = ParseSetting(text);
+    if (!setting) return setting.error().At("--set");
+    const std::string& path = setting->path;
+    if (!seen.insert(FilePathOf(path)).second) {
+      return InvalidInput("given twice", "--set " + path);
+    }
+    if (path.starts_with(kModel)) {
+      settings.model.push_back({path.substr(kModel.size()), setting->value});
+    } else if (IsClusterField(path)) {
+      settings.cluster.push_back(*std::move(setting));
+    } else {
+      return InvalidInput(
+          "'" + path + "' is given by " + std::string(FlagFor(path)) + " here",
+          "--set");
+    }
+  }
+  return settings;
+}
+
 Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
+                        std::span<const Setting> keys,
                         std::vector<std::string>& warnings,
                         PublishedLayout& layout) {
   ImportOptions import = {.global_batch = options.global_batch,
@@ -64,18 +108,6 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
     }
   }
   TESSERA_RETURN_IF_ERROR(CheckLength(options));
-  std::vector<Setting> keys;
-  for (const std::string& text : options.set) {
-    auto setting = ParseSetting(text);
-    if (!setting) return setting.error().At("--set");
-    if (!setting->path.starts_with("model.")) {
-      return InvalidInput("sets '" + setting->path +
-                              "': expected model.KEY; 'tessera whatif' sets "
-                              "fields of clusters, too",
-                          "--set");
-    }
-    keys.push_back({setting->path.substr(6), setting->value});
-  }
   if (auto set = SetModelKeys(options.model, keys, import); !set) {
     return set.error().At("--set");
   }
@@ -222,6 +254,16 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   if (!options.collective.empty()) {
     inputs.cluster.collective = options.collective;
   }
+  TESSERA_TRY(const Settings settings, ReadSettings(options));
+  if (!settings.cluster.empty()) {
+    if (inputs.cluster.devices.empty()) {
+      return InvalidInput(
+          "'" + settings.cluster.front().path + "' needs --cluster", "--set");
+    }
+    auto set =
+        SetClusterFields(settings.cluster, inputs.cluster, inputs.warnings);
+    if (!set) return set.error().At("--set");
+  }
   if (auto choice = ParseCollectiveChoice(inputs.cluster.collective); !choice) {
     return choice.error().At(options.collective.empty() ? "cluster.collective"
                                                         : "--collective");
@@ -230,8 +272,8 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   WarnOfOtherDevices(inputs);
   WarnOfOtherRanks(inputs);
   if (options.model.empty()) return inputs;
-  TESSERA_TRY(inputs.graph, ReadModel(options, inputs.cluster, inputs.warnings,
-                                      inputs.layout));
+  TESSERA_TRY(inputs.graph, ReadModel(options, inputs.cluster, settings.model,
+                                      inputs.warnings, inputs.layout));
   WarnOfUnpriced(inputs);
   TESSERA_TRY(inputs.plan, ReadPlanOrStrategy(options, inputs.graph,
                                               inputs.cluster, inputs.warnings));

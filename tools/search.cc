@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <span>
 #include <string>
@@ -124,6 +125,13 @@ Result<std::vector<Plan>> StartsOf(const Options& options,
     if (options.output.empty()) {
       return InvalidInput("needs -o FILE, whose plan it starts from",
                           "--resume");
+    }
+    // So that a job's command stays the same when the job starts anew.
+    if (std::error_code error;
+        !std::filesystem::exists(options.output, error)) {
+      inputs.warnings.push_back("--resume: there is no '" + options.output +
+                                "' yet: the search begins anew");
+      return starts;
     }
     TESSERA_TRY(Plan plan, ReadPlanFor(options.output, inputs.graph,
                                        inputs.cluster, inputs.warnings));

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <mutex>
 
+#include "costmodel/collective/collective.h"
 #include "costmodel/whatif/grid.h"
 #include "costmodel/whatif/jitter.h"
 #include "costmodel/whatif/questions.h"
@@ -64,6 +65,12 @@ Result<Scenario> ScenarioOf(const Options& options) {
     scenario.stack = *std::move(stack);
   }
   scenario.strategy = options.strategy;
+  if (!options.collective.empty()) {
+    if (auto choice = ParseCollectiveChoice(options.collective); !choice) {
+      return choice.error().At("--collective");
+    }
+    scenario.settings.push_back({"collective", options.collective});
+  }
   for (const std::string& text : options.set) {
     auto setting = ParseSetting(text);
     if (!setting) return setting.error().At("--set");
@@ -391,6 +398,13 @@ Result<int> RunWhatif(const Options& options) {
       const Offer& first = result.cheapest->offers.front();
       return InvalidInput(first.cluster + ": " + first.refused, "whatif");
     }
+    for (const Offer& offer : result.cheapest->offers) {
+      if (!alone || result.cheapest->best || !GoodPrediction(offer.cell) ||
+          offer.cell.prediction->run->usd) {
+        continue;
+      }
+      return InvalidInput(offer.cluster + ": " + offer.refused, "whatif");
+    }
   }
   if (options.fit) {
     auto base = MakeCase(scenario, models);
@@ -408,8 +422,9 @@ Result<int> RunWhatif(const Options& options) {
   TESSERA_TRY(const Case base, MakeCase(plain, models));
   result.model = base.graph->name;
   // Offers stand in for a cluster.
-  result.cluster =
-      options.cluster.empty() ? options.cheapest : base.cluster.name;
+  result.cluster = options.cheapest.empty() || !result.cells.empty()
+                       ? base.cluster.name
+                       : options.cheapest;
   if (!options.output.empty()) {
     TESSERA_RETURN_IF_ERROR(
         WriteFileAtomically(options.output, WhatifReport(result)));

@@ -59,9 +59,12 @@ constexpr std::array kPaths = {
     PathRow{"fabric.inter.latency", "of a NIC; trunks change with it", ""},
 };
 
+constexpr std::string_view kModelPrefix = "model.";
+constexpr std::string_view kStrategyPrefix = "strategy.";
+
 bool IsText(std::string_view path) {
   return path == "cluster" || path == "dtype" || path == "stack" ||
-         path.starts_with("strategy.");
+         path.starts_with(kStrategyPrefix);
 }
 
 // What settings build up before there is a cluster or a model.
@@ -124,10 +127,10 @@ Result<void> Apply(const Setting& setting, Draft& draft) {
     TESSERA_TRY(draft.dtype, ParseParameterType(setting.value));
   } else if (path == "stack") {
     TESSERA_TRY(draft.stack, ParseStack(setting.value));
-  } else if (path.starts_with("model.")) {
-    draft.model.push_back({path.substr(6), setting.value});
-  } else if (path.starts_with("strategy.")) {
-    const std::string key = path.substr(9);
+  } else if (path.starts_with(kModelPrefix)) {
+    draft.model.push_back({path.substr(kModelPrefix.size()), setting.value});
+  } else if (path.starts_with(kStrategyPrefix)) {
+    const std::string key = path.substr(kStrategyPrefix.size());
     draft.strategy = WithStrategyKey(draft.strategy, key, setting.value);
   } else {
     draft.fields.push_back(setting);
@@ -469,6 +472,29 @@ Result<Setting> ParseSetting(std::string_view text) {
                  std::string(text.substr(equals + 1))};
 }
 
+bool IsClusterField(const std::string& path) {
+  return !path.starts_with(kModelPrefix) &&
+         !path.starts_with(kStrategyPrefix) &&
+         std::ranges::none_of(
+             std::array{"cluster", "nodes", "gpus", "stack", "batch", "seq",
+                        "dtype"},
+             [&](std::string_view name) { return path == name; });
+}
+
+Result<void> SetClusterFields(std::span<const Setting> settings,
+                              Cluster& cluster,
+                              std::vector<std::string>& notes) {
+  for (const Setting& setting : settings) {
+    if (auto done = ApplyField(setting, cluster, notes); !done) {
+      return done.error().At(setting.path);
+    }
+  }
+  if (auto choice = ParseCollectiveChoice(cluster.collective); !choice) {
+    return choice.error().At("collective");
+  }
+  return CheckFigures(cluster);
+}
+
 Result<Axis> ParseAxis(std::string_view text) {
   TESSERA_TRY(const Setting setting, ParseSetting(text));
   Axis axis = {setting.path, {}};
@@ -520,15 +546,8 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
   TESSERA_TRY(made.cluster, LoadFor(draft, made.notes));
   if (scenario.stack) made.cluster.stack = *scenario.stack;
   if (draft.stack) made.cluster.stack = *draft.stack;
-  for (const Setting& setting : draft.fields) {
-    if (auto done = ApplyField(setting, made.cluster, made.notes); !done) {
-      return done.error().At(setting.path);
-    }
-  }
-  if (auto choice = ParseCollectiveChoice(made.cluster.collective); !choice) {
-    return choice.error().At("collective");
-  }
-  TESSERA_RETURN_IF_ERROR(CheckFigures(made.cluster));
+  TESSERA_RETURN_IF_ERROR(
+      SetClusterFields(draft.fields, made.cluster, made.notes));
   for (const Setting& slow : scenario.slow) {
     TESSERA_TRY(const Amount factor, ParseAmount(slow.value));
     if (factor.dimension != Dimension::kFactor || !(factor.value > 0) ||

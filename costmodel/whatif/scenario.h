@@ -48,6 +48,14 @@ Result<Setting> ParseSetting(std::string_view text);
 Result<void> SetModelKeys(const std::string& model,
                           std::span<const Setting> settings,
                           ImportOptions& import);
+// Whether a path is of a field of the cluster: "device.", "link.", "fabric." or
+// of the cluster's file, known or not.
+bool IsClusterField(const std::string& path);
+// Sets such fields, in order; `notes` has what did not apply. Errors name the
+// path, or the figure of the result with which no step can be timed.
+Result<void> SetClusterFields(std::span<const Setting> settings,
+                              Cluster& cluster,
+                              std::vector<std::string>& notes);
 struct Axis {
   std::string path;
   std::vector<std::string> values;

@@ -199,3 +199,15 @@ fails 2 "batch_norm_groups: has no effect: the model has no batch norm" \
 fails 2 "cp-balance=zigzag has no effect: .* has no causal attention" \
   simulate --model zoo:resnet-50 --global-batch 8 --cluster local-cpu:2 \
   --strategy cp=2,cp-balance=zigzag
+
+# Fields of the cluster.
+on=(simulate "${cpu[@]}" --model "$config" --global-batch 8 --seq-len 16)
+fails 2 "did you mean 'device.memory'" "${on[@]}" --set device.memroy=1GB
+fails 2 "not a size such as" "${on[@]}" --set device.memory=80
+fails 2 "'nodes' is given by --cluster NAME:NODESxGPUS" "${on[@]}" --set nodes=2
+fails 2 "'strategy.tp' is given by --strategy" "${on[@]}" --set strategy.tp=2
+fails 2 "'seq' is given by --seq-len" "${on[@]}" --set seq=8
+fails 2 "given twice" "${on[@]}" \
+  --set device.memory=1GB --set 'device_types[*].memory=2GB'
+fails 2 "device.bandwidth: .*must be at least" "${on[@]}" \
+  --set device.bandwidth=1B/s

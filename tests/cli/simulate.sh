@@ -47,6 +47,25 @@ json 'all(d["framework"] > 1e9 and d["allocator"] > 0 and d["workspace"] >= 0 an
   "activations", "workspace", "communication", "framework", "allocator"))
   for d in j["memory"]["per_device"])' "$work/stack.json" >/dev/null
 
+# A cluster's fields can be set, where a cluster is read; of a device that is
+# all but full a line says so.
+peak=$(json 'j["memory"]["peak_bytes"]' "$work/out.json")
+sets=0
+codes=
+for share in 101/100 1002/1000 1/2; do
+  code=0
+  sets=$((sets + 1))
+  "$tessera" simulate --model "$examples/models/gpt2-xl/config.json" \
+    --cluster dgx-a100-80gb:1 --global-batch 64 --seq-len 1024 \
+    --strategy tp=2,pp=2,mbs=2,zero=1 \
+    --set "device.memory=$((peak * ${share%/*} / ${share#*/}))B" \
+    >"$work/set.$sets.txt" 2>/dev/null || code=$?
+  codes+="$code "
+done
+[[ $codes == "0 0 3 " ]] || fail "--set device.memory: exit codes $codes"
+grep -q "has .* (0.2 %) left" "$work/set.2.txt" || fail "a full device"
+grep -q ") left" "$work/set.1.txt" "$work/set.3.txt" && fail "a device in words"
+
 # The trace: every device and stream is named, spans of a row do not overlap,
 # and the last one ends with the step.
 python3 - "$work/trace.json" "$work/out.json" <<'PYTHON' || fail "trace"

@@ -210,6 +210,10 @@ bad "is less than 1 MB/s" --set fabric.inter.bandwidth=1e-12x
 bad "names a part of one cluster" --fail node1 --scaling-limit 0.8
 bad "not a factor such as" --slow device3=2
 bad "needs --tokens" --cheapest dgx-h100
+bad "dgx-h100: no price: --set device.price" --fast --tokens 1B \
+  --cheapest dgx-h100
+bad "unknown collective algorithm 'bogus'" --collective bogus
+bad "has a value already" --collective ring --vary collective=ring
 bad "does not end in .html" -o report.pdf
 bad "unknown strategy key 'tq'" --set strategy.tq=2
 bad "not a share such as" --scaling-limit 2
