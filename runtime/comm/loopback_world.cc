@@ -16,6 +16,7 @@
 #include "planner/base/check.h"
 #include "runtime/comm/arguments.h"
 #include "runtime/comm/parts.h"
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/text.h"
 
 namespace tessera {
@@ -159,7 +160,7 @@ class LoopbackWorld : public CommWorld {
   }
   void Abort(std::string_view reason) override {
     const std::lock_guard lock(hub_->mutex);
-    Fail(Unavailable(Text("rank ", rank_, " aborted: ", reason)));
+    Fail(RankAborted(rank_, reason));
   }
   void SetCurrentTask(std::string_view task) override {
     const std::lock_guard lock(hub_->mutex);
@@ -208,19 +209,12 @@ Result<void> LoopbackWorld::Wait(std::unique_lock<std::mutex>& lock,
     for (int r = 0; r < world_size(); ++r) {
       if (r == rank_ || !awaited(r)) continue;
       const Hub::Rank& peer = hub_->ranks[U(r)];
-      if (peer.left) {
-        return Fail(Unavailable(Text("rank ", r, " has left the job, and rank ",
-                                     rank_, " waits for it")));
-      }
+      if (peer.left) return Fail(RankLeft(r, rank_));
       missing += Text(missing.empty() ? "" : ", ", "rank ", r, " (",
-                      peer.task.empty() ? "before its first task"
-                                        : Text("in task '", peer.task, "'"),
-                      ")");
+                      TaskText(peer.task), ")");
     }
     if (late) {
-      return Fail(Unavailable(Text("rank ", rank_, " waited longer than ",
-                                   hub_->options.timeout.seconds(), " s for ",
-                                   missing)));
+      return Fail(RankWaitedTooLong(rank_, hub_->options.timeout, missing));
     }
     late = hub_->ranks[U(rank_)].changed.wait_until(lock, end) ==
            std::cv_status::timeout;
@@ -262,9 +256,8 @@ LoopbackWorld::~LoopbackWorld() {
   };
   const auto taken = [&] { return self.messages == unread(); };
   if (!self.changed.wait_for(lock, hub_->Limit(), taken)) {
-    Fail(Unavailable(Text("rank ", rank_, " waited longer than ",
-                          hub_->options.timeout.seconds(),
-                          " s for receivers of its messages")));
+    Fail(RankWaitedTooLong(rank_, hub_->options.timeout,
+                           "receivers of its messages"));
     self.changed.wait(lock, taken);
   }
   std::vector<Buffer> buffers = std::move(self.free);
@@ -357,22 +350,14 @@ Result<LoopbackCommunicator::Offers> LoopbackCommunicator::Meet(Offer offer,
 
 // Compares all with all, so that the ranks come to one verdict.
 Result<void> LoopbackCommunicator::CheckAgreement(const Offers& offers) const {
-  const auto describe = [](const Offer& offer) {
-    return Text(offer.operation, " of ", offer.bytes, " bytes");
-  };
   for (int r = 1; r < size(); ++r) {
     const Offer& first = offers[0];
     const Offer& other = offers[U(r)];
     if (first.operation == other.operation && first.terms == other.terms) {
       continue;
     }
-    return InvalidInput(
-        Text("ranks disagree: rank ", ranks_[0], " calls ", describe(first),
-             " in group ", GroupText(ranks_), ", rank ", ranks_[U(r)], " ",
-             describe(other),
-             first.operation == other.operation && first.bytes == other.bytes
-                 ? " with other counts, element type or root"
-                 : ""));
+    return CallsDiffer(ranks_[0], {first.operation, first.bytes}, ranks_[U(r)],
+                       {other.operation, other.bytes}, ranks_);
   }
   if (offers[0].sends.empty()) return {};
   for (int from = 0; from < size(); ++from) {
@@ -380,9 +365,7 @@ Result<void> LoopbackCommunicator::CheckAgreement(const Offers& offers) const {
       const int64_t sent = offers[U(from)].sends[U(to)];
       const int64_t wanted = offers[U(to)].receives[U(from)];
       if (sent == wanted) continue;
-      return InvalidInput(Text("ranks disagree: rank ", ranks_[U(from)],
-                               " sends ", sent, " bytes to rank ",
-                               ranks_[U(to)], ", which expects ", wanted));
+      return PartsDiffer(ranks_[U(from)], sent, ranks_[U(to)], wanted);
     }
   }
   return {};
@@ -593,9 +576,7 @@ Result<void> LoopbackCommunicator::Recv(void* data, int64_t bytes, int peer,
           },
           [&](int r) { return r == from; }));
       if (found->copy.bytes != bytes) {
-        return InvalidInput(Text("rank ", from, " sent ", found->copy.bytes,
-                                 " bytes with tag ", tag, ", but ", bytes,
-                                 " are expected"));
+        return MessageSizesDiffer(from, found->copy.bytes, tag, bytes);
       }
       message = std::move(*found);
       mail.erase(found);

@@ -17,6 +17,7 @@
 
 #include "runtime/comm/arguments.h"
 #include "runtime/comm/parts.h"
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/comm/text.h"
 
@@ -249,11 +250,6 @@ class NcclWorld : public CommWorld {
   Result<void> AddSlots();
   Result<void> FreeAfterQueue(void* data);
 
-  std::string TaskText() const {
-    return task_.empty() ? "before its first task"
-                         : Text("in task '", task_, "'");
-  }
-
   const int rank_;
   const int size_;
   Store& store_;
@@ -287,15 +283,20 @@ Error NcclWorld::AtThisRank(const Error& error, std::string_view what) const {
 }
 
 // Publishes `error` as the job's, unless there is one already, and cuts this
-// rank's communicators off: the GPU would wait for peers without end.
+// rank's communicators off: the GPU would wait for peers without end. In the
+// store it is its code, one digit, and its message.
 Error NcclWorld::Fail(Error error) {
   if (failure_) return *failure_;
   failure_ = error;  // what follows may fail in its turn
   if (auto first = store_.Add(prefix_ + "failures", 1); first && *first == 1) {
-    (void)store_.Set(prefix_ + "failure", error.message);
+    const Error told = RankFailed(rank_, error);
+    (void)store_.Set(prefix_ + "failure",
+                     Text(static_cast<int>(told.code), told.message));
   } else if (first) {
     auto why = store_.Get(prefix_ + "failure", Duration::FromSeconds(1));
-    if (why) failure_ = Unavailable(*why);
+    if (why) {
+      failure_ = {static_cast<ErrorCode>((*why)[0] - '0'), why->substr(1), ""};
+    }
   }
   for (ncclComm_t comm : comms_) (void)ncclCommAbort(comm);
   comms_.clear();
@@ -303,7 +304,7 @@ Error NcclWorld::Fail(Error error) {
 }
 
 void NcclWorld::Abort(std::string_view reason) {
-  Fail(Unavailable(Text("rank ", rank_, " aborted: ", reason)));
+  Fail(RankAborted(rank_, reason));
 }
 
 // Waits until ready() returns true. `who` is waited for, since `begin`.
@@ -317,9 +318,7 @@ Result<void> NcclWorld::Wait(Ready ready, Clock::time_point begin,
     TESSERA_RETURN_IF_ERROR(WhileWaiting());
     const std::chrono::duration<double> waited = Clock::now() - begin;
     if (waited.count() > options_.timeout.seconds()) {
-      return Fail(
-          Unavailable(Text("rank ", rank_, " waited longer than ",
-                           options_.timeout.seconds(), " s for ", who)));
+      return Fail(RankWaitedTooLong(rank_, options_.timeout, who));
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -367,10 +366,7 @@ Result<void> NcclWorld::CheckHealth() {
   if (now - store_asked_ >= kStoreInterval) {
     store_asked_ = now;
     const auto failures = store_.Add(prefix_ + "failures", 0);
-    if (!failures) {
-      return Fail(Unavailable(
-          Text("rank 0 has left or died: ", failures.error().message)));
-    }
+    if (!failures) return Fail(failures.error());
     if (*failures > 0) {
       const Error failure = Fail(Unavailable("another rank failed"));
       return oldest.empty() ? failure : failure.At(oldest);
@@ -378,9 +374,7 @@ Result<void> NcclWorld::CheckHealth() {
   }
   const std::chrono::duration<double> waited = now - front_since_;
   if (!in_flight_.empty() && waited.count() > options_.timeout.seconds()) {
-    return Fail(Unavailable(Text("rank ", rank_, " waited longer than ",
-                                 options_.timeout.seconds(),
-                                 " s for its peers")))
+    return Fail(RankWaitedTooLong(rank_, options_.timeout, "its peers"))
         .At(oldest);
   }
   return {};
@@ -556,7 +550,7 @@ Result<void> NcclWorld::Flush() {
 
 Error NcclCommunicator::Here(const Error& error,
                              std::string_view operation) const {
-  return world_.AtThisRank(error, Text(world_.TaskText(), ", ", operation,
+  return world_.AtThisRank(error, Text(TaskText(world_.task_), ", ", operation,
                                        " of group ", GroupText(ranks_)));
 }
 
@@ -579,9 +573,9 @@ Result<void> NcclCommunicator::EnqueueOn(ncclComm_t comm,
                 world_.device_.Record(world_.device_.queue()));
     if (world_.in_flight_.empty()) world_.front_since_ = Clock::now();
     world_.in_flight_.push_back(
-        {done,
-         Text("rank ", world_.rank_, ", ", world_.TaskText(), ", ", operation,
-              " of ", bytes, " bytes of group ", GroupText(ranks_))});
+        {done, Text("rank ", world_.rank_, ", ", TaskText(world_.task_), ", ",
+                    operation, " of ", bytes, " bytes of group ",
+                    GroupText(ranks_))});
     return world_.WhileWaiting();
   };
   if (auto done = run(); !done) {
@@ -762,9 +756,8 @@ Result<void> NcclCommunicator::OpenChannel(const ChannelEnd& end,
     if (!sends) device.Read(&theirs, place, {8});
     TESSERA_RETURN_IF_ERROR(device.Synchronize());
     if (theirs == mine) return {};
-    return InvalidInput(Text("ranks disagree: ", who, " sends other sizes or ",
-                             "another number of messages than rank ",
-                             world_.rank_, " expects"));
+    return Disagreement(Text(who, " sends other sizes or another number of ",
+                             "messages than rank ", world_.rank_, " expects"));
   };
   const auto exchanged = exchange();
   device.Free(place);
@@ -1004,9 +997,8 @@ Result<void> NcclWorld::Take(int from, const MessageHeader& wanted,
     found = std::find_if(messages.begin(), messages.end(), matches);
   }
   if (found->header.bytes != wanted.bytes) {
-    return InvalidInput(Text("rank ", from, " sent ", found->header.bytes,
-                             " bytes with tag ", wanted.tag, ", but ",
-                             wanted.bytes, " are expected"));
+    return MessageSizesDiffer(from, found->header.bytes, wanted.tag,
+                              wanted.bytes);
   }
   if (found->arrived != nullptr) {
     TESSERA_RETURN_IF_ERROR(device_.RunAfter(device_.queue(), found->arrived));

@@ -54,7 +54,8 @@ enum class CollectiveKind : uint32_t {
 
 struct RegionHeader {
   uint64_t token = 0;  // random; tells this region from any other
-  std::atomic<AbortState> abort_state;
+  std::atomic<AbortState> abort_state;  // set after what follows
+  std::atomic<ErrorCode> abort_code;
   AtomicText<512> abort_message;
 };
 

@@ -19,6 +19,7 @@
 #include "runtime/comm/arguments.h"
 #include "runtime/comm/copy.h"
 #include "runtime/comm/parts.h"
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/comm/text.h"
 
@@ -207,7 +208,12 @@ Result<Communicator*> RegionWorld::Group(std::span<const int> ranks) {
 }
 
 void RegionWorld::Abort(std::string_view reason) {
-  Fail(Unavailable(Text("rank ", rank_, " aborted: ", reason)));
+  Fail(RankAborted(rank_, reason));
+}
+
+Error RegionWorld::AbortOfJob() const {
+  const RegionHeader& header = region_->header();
+  return {header.abort_code.load(), header.abort_message.Load(), ""};
 }
 
 // Publishes `error` as the job's, unless there is one already. The failure of
@@ -218,11 +224,12 @@ Error RegionWorld::Fail(Error error) {
   RegionHeader& header = region_->header();
   AbortState none = AbortState::kNone;
   if (header.abort_state.compare_exchange_strong(none, AbortState::kWriting)) {
+    header.abort_code.store(error.code);
     header.abort_message.Store(error.message);
     header.abort_state.store(AbortState::kSet);
     for (int r = 0; r < world_size(); ++r) RingAll(r);
   } else if (header.abort_state.load() == AbortState::kSet) {
-    error = Unavailable(header.abort_message.Load());
+    error = AbortOfJob();
   }
   failure_ = error;
   failed_.store(true);
@@ -237,7 +244,7 @@ Result<void> RegionWorld::CheckUsable() {
   }
   const std::lock_guard lock(failure_mutex_);
   if (!failure_) {
-    failure_ = Unavailable(header.abort_message.Load());
+    failure_ = AbortOfJob();
     failed_.store(true);
   }
   return *failure_;
@@ -249,8 +256,7 @@ void RegionWorld::SetCurrentTask(std::string_view task) {
 }
 
 std::string RegionWorld::TaskOf(int rank) const {
-  const std::string task = region_->inbox(rank).task.Load();
-  return task.empty() ? "before its first task" : Text("in task '", task, "'");
+  return region_->inbox(rank).task.Load();
 }
 
 // ---- Waiting ----------------------------------------------------------------
@@ -299,11 +305,9 @@ Result<void> RegionWorld::Wait(Bell& bell, Ready ready, Awaited awaited) {
         for (int r = 0; r < world_size(); ++r) {
           if (!awaited(r)) continue;
           missing += Text(missing.empty() ? "" : ", ", "rank ", r, " (",
-                          TaskOf(r), ")");
+                          TaskText(TaskOf(r)), ")");
         }
-        trouble =
-            Unavailable(Text("rank ", rank_, " waited longer than ",
-                             options_.timeout.seconds(), " s for ", missing));
+        trouble = RankWaitedTooLong(rank_, options_.timeout, missing);
       }
       if (trouble) {
         TESSERA_RETURN_IF_ERROR(CheckUsable());
@@ -321,14 +325,12 @@ std::optional<Error> RegionWorld::FindTrouble(Awaited awaited) {
     const Inbox& inbox = region_->inbox(r);
     if (inbox.state.load() == RankState::kLeft) {
       if (!awaited(r)) continue;
-      return Unavailable(Text("rank ", r, " has left the job, and rank ", rank_,
-                              " waits for it"));
+      return RankLeft(r, rank_);
     }
     if (!watches_processes_ || !IsDead(r)) continue;
     // It may have left between the two looks.
     if (inbox.state.load() == RankState::kLeft) continue;
-    return Unavailable(
-        Text("rank ", r, " (pid ", inbox.pid.load(), ") died ", TaskOf(r)));
+    return RankDied(r, inbox.pid.load(), TaskOf(r));
   }
   return std::nullopt;
 }
@@ -598,16 +600,9 @@ Result<void> RegionCommunicator::CheckHeaders(const CollectiveHeader& mine,
     const CollectiveHeader& theirs = channel(r).collective;
     rounds = std::max(rounds, theirs.rounds);
     if (theirs.kind == mine.kind && theirs.detail == mine.detail) continue;
-    const auto describe = [](const CollectiveHeader& header) {
-      return Text(NameOf(header.kind), " of ", header.bytes, " bytes");
-    };
-    return world_.Fail(InvalidInput(
-        Text("ranks disagree: rank ", world_.rank_, " calls ", describe(mine),
-             " in group ", GroupText(ranks_), ", rank ", Global(r), " ",
-             describe(theirs),
-             (theirs.kind == mine.kind && theirs.bytes == mine.bytes
-                  ? " with other counts, element type or root"
-                  : ""))));
+    return world_.Fail(
+        CallsDiffer(world_.rank_, {NameOf(mine.kind), mine.bytes}, Global(r),
+                    {NameOf(theirs.kind), theirs.bytes}, ranks_));
   }
   return {};
 }
@@ -852,9 +847,7 @@ Result<void> RegionCommunicator::AllToAll(const void* send,
           const int64_t sent = channel(r).sizes[rank_];
           if (i == 0 && sent != recv_bytes[index]) {
             return world_.Fail(
-                InvalidInput(Text("ranks disagree: rank ", Global(r), " sends ",
-                                  sent, " bytes to rank ", world_.rank_,
-                                  ", which expects ", recv_bytes[index])));
+                PartsDiffer(Global(r), sent, world_.rank_, recv_bytes[index]));
           }
           const Piece piece = PieceOf(recv_bytes[index], slot, i);
           CopyOut(to + recv_offsets[index] + piece.begin,
@@ -983,10 +976,7 @@ Result<void> RegionCommunicator::Recv(void* data, int64_t bytes, int peer,
   world_.posted_.remove(&post);
   if (!result) return Here(result.error(), "receive");
   if (found->bytes != bytes) {
-    return Here(InvalidInput(Text("rank ", from, " sent ", found->bytes,
-                                  " bytes with tag ", tag, ", but ", bytes,
-                                  " are expected")),
-                "receive");
+    return Here(MessageSizesDiffer(from, found->bytes, tag, bytes), "receive");
   }
   if (found->buffer != nullptr) CopyToCache(place, found->buffer.get(), bytes);
   messages.erase(found);

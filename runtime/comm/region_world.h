@@ -144,6 +144,8 @@ class RegionWorld : public CommWorld {
   // The error that ended this world, or the job's abort.
   Result<void> CheckUsable();
   Error Fail(Error error);
+  // REQUIRES: the job was aborted.
+  Error AbortOfJob() const;
 
   // Returns when ready() does; `bell` is rung when that may have changed.
   // `awaited(rank)` says whether this needs more from that rank.

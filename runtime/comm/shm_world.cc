@@ -9,6 +9,7 @@
 #include <fstream>
 #include <random>
 
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/region_world.h"
 #include "runtime/comm/text.h"
 
@@ -46,10 +47,9 @@ Result<std::string> HostOf(int rank, Store& store, const std::string& prefix,
                            const CommOptions& options) {
   const std::string key = Text(prefix, "host/", rank);
   if (auto soon = store.Get(key, kPatience)) return soon;
-  const std::string who = Text("rank ", rank);
-  if (options.waiting) options.waiting(who);
+  if (options.waiting) options.waiting(Text("rank ", rank));
   auto host = store.Get(key, kMeetingTime - kPatience);
-  if (!host) return Unavailable(who + " has not come: " + host.error().message);
+  if (!host) return RankHasNotCome(rank, host.error().message);
   return host;
 }
 

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/text.h"
 
 namespace tessera {
@@ -357,8 +358,7 @@ class Client : public Store {
 
  private:
   Error Broken(std::string_view why) const {
-    return Unavailable(
-        Text("the job's store at ", address_, " (rank 0): ", why));
+    return StoreOfRankZero(address_, why);
   }
 
   Result<std::string> Request(Operation operation, std::string_view key,
@@ -442,25 +442,51 @@ struct AddressList {
   }
 };
 
-Result<void> Resolve(const StoreOptions& options, bool to_listen,
+// `host`: that of the options, or null for all addresses of this host.
+Result<void> Resolve(const StoreOptions& options, const char* host,
                      AddressList& list) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
-  const int status =
-      getaddrinfo(options.host.c_str(), std::to_string(options.port).c_str(),
-                  &hints, &list.first);
+  hints.ai_flags = AI_NUMERICSERV | AI_PASSIVE;  // passive: if host is null
+  const int status = getaddrinfo(host, std::to_string(options.port).c_str(),
+                                 &hints, &list.first);
   if (status == 0) return {};
   return Unavailable(Text("cannot find the host '", options.host,
                           "' of rank 0: ", gai_strerror(status)));
 }
 
-Result<FileDescriptor> Listen(const StoreOptions& options) {
-  AddressList list;
-  TESSERA_RETURN_IF_ERROR(Resolve(options, true, list));
-  int error = 0;
+bool IsLoopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(
+        &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+  }
+  const auto* const v4 = reinterpret_cast<const sockaddr_in*>(address);
+  return address->sa_family == AF_INET &&
+         ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+// Whether `host` is a loopback address here but another one elsewhere: in
+// Debian's /etc/hosts the host's own name is 127.0.1.1.
+bool IsLoopbackOnlyHere(std::string_view host, const AddressList& list) {
+  if (host.find("localhost") != std::string_view::npos ||
+      host.starts_with("127.") || host == "::1") {
+    return false;
+  }
   for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
+    if (IsLoopback(a->ai_addr)) return true;
+  }
+  return false;
+}
+
+Result<FileDescriptor> Listen(const StoreOptions& options) {
+  AddressList named, all;
+  TESSERA_RETURN_IF_ERROR(Resolve(options, options.host.c_str(), named));
+  const bool everywhere = IsLoopbackOnlyHere(options.host, named);
+  if (everywhere) TESSERA_RETURN_IF_ERROR(Resolve(options, nullptr, all));
+  int error = 0;
+  for (const addrinfo* a = everywhere ? all.first : named.first; a != nullptr;
+       a = a->ai_next) {
     FileDescriptor fd(
         socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
     const int on =
@@ -483,7 +509,7 @@ Result<FileDescriptor> Listen(const StoreOptions& options) {
 Result<FileDescriptor> ConnectOnce(const StoreOptions& options,
                                    Clock::time_point deadline, int& error) {
   AddressList list;
-  TESSERA_RETURN_IF_ERROR(Resolve(options, false, list));
+  TESSERA_RETURN_IF_ERROR(Resolve(options, options.host.c_str(), list));
   for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
     FileDescriptor fd(socket(a->ai_family,
                              a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,

@@ -17,7 +17,9 @@
 namespace tessera {
 
 struct StoreOptions {
-  std::string host = "127.0.0.1";  // a name or an IPv4 or IPv6 address
+  // A name or an IPv4 or IPv6 address. Rank 0 listens there; on all addresses
+  // where a name that other hosts may know is a loopback address on its own.
+  std::string host = "127.0.0.1";
   int port = 0;
   std::string job_id;  // the same for all ranks of a job; at most 256 bytes
   int rank = 0;        // rank 0 serves

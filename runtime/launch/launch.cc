@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -18,6 +17,7 @@
 #include <random>
 
 #include "planner/base/check.h"
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/text.h"
 
 extern char** environ;
@@ -61,14 +61,26 @@ Result<int> Number(const GetEnv& get_env, const char* name,
   return *value;
 }
 
-// The first number of "4(x2),3", which is how Slurm counts tasks per node.
-int FirstNumber(std::string_view text, int fallback) {
-  size_t end = 0;
-  while (end < text.size() &&
-         std::isdigit(static_cast<unsigned char>(text[end]))) {
-    ++end;
+// The number of the node in "4(x2),3", which is how Slurm counts tasks per
+// node.
+std::optional<int> TasksOnNode(std::string_view counts, int node) {
+  while (true) {
+    const size_t comma = counts.find(',');
+    std::string_view entry = counts.substr(0, comma);
+    int nodes = 1;
+    if (const size_t times = entry.find("(x");
+        times != std::string_view::npos && entry.ends_with(')')) {
+      nodes = ParseInt(entry.substr(times + 2, entry.size() - times - 3))
+                  .value_or(0);
+      entry = entry.substr(0, times);
+    }
+    const std::optional<int> tasks = ParseInt(entry);
+    if (!tasks || nodes < 1) return std::nullopt;
+    if (node < nodes) return tasks;
+    node -= nodes;
+    if (comma == std::string_view::npos) return std::nullopt;
+    counts.remove_prefix(comma + 1);
   }
-  return ParseInt(text.substr(0, end)).value_or(fallback);
 }
 
 // A port between 20000 and 29999, which is below the range that Linux gives to
@@ -81,8 +93,10 @@ int PortOf(std::string_view id) {
   return 20000 + static_cast<int>(hash % 10000);
 }
 
+// The variables of a launcher, which is known by `rank` and `mark`.
 struct Launcher {
   const char* name;
+  const char* mark;
   const char* rank;
   const char* size;
   const char* local_rank;
@@ -90,19 +104,54 @@ struct Launcher {
   const char* job_id;
 };
 
-// In order of precedence. Sources: PyTorch's torchrun documentation, Open
-// MPI's mpirun(1), MPICH's Hydra, Slurm's srun(1).
+// In order of precedence. A lone RANK is somebody else's variable. srun has
+// PMI's variables too (--mpi=pmi2), but not those of Hydra, which may have
+// srun start a process on each host that starts its ranks there. Sources:
+// PyTorch's torchrun documentation, Open MPI's mpirun(1), MPICH's Hydra,
+// Slurm's srun(1) and mpi/pmi2, Cray's PALS (PMI_LOCAL_SIZE).
 constexpr Launcher kLaunchers[] = {
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-     "TORCHELASTIC_RUN_ID"},
-    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-     "PMIX_NAMESPACE"},
-    {"pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
-     "PMI_JOBID"},
-    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "",
-     "SLURM_JOB_ID"},
+    {"torchrun", "WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+     "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
+    {"pmi", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
+     "MPI_LOCALNRANKS", "PMI_JOBID"},
+    {"srun", "SLURM_PROCID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+     "", "SLURM_JOB_ID"},
+    {"pmi", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK",
+     "PMI_LOCAL_SIZE", "PMI_JOBID"},
 };
+
+// What a variable says of this host's ranks, and which one it is.
+struct LocalSize {
+  std::string variable;
+  int ranks = 0;
+};
+
+// `ranks`: of the job, which are all here where no variable tells.
+Result<LocalSize> LocalSizeOf(const Launcher& launcher, int ranks,
+                              const GetEnv& get_env) {
+  if (*launcher.local_size != '\0') {
+    LocalSize local{launcher.local_size};
+    TESSERA_TRY(local.ranks, Number(get_env, launcher.local_size, ranks));
+    return local;
+  }
+  for (const char* name :
+       {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
+    const std::string counts = Get(get_env, name);
+    if (counts.empty()) continue;
+    TESSERA_TRY(const int node, Number(get_env, "SLURM_NODEID", 0));
+    if (const auto tasks = TasksOnNode(counts, node)) {
+      return LocalSize{name, *tasks};
+    }
+    return InvalidInput(Text("expected the tasks on each node, as in '4(x2),3'"
+                             ", with node ",
+                             node, ", got '", counts, "'"),
+                        Text("environment variable ", name));
+  }
+  return LocalSize{"", ranks};
+}
 
 Result<RankEnvironment> Detect(const Launcher& launcher,
                                const GetEnv& get_env) {
@@ -115,19 +164,24 @@ Result<RankEnvironment> Detect(const Launcher& launcher,
                              launcher.rank, " and ", launcher.size, ")"),
                         "environment");
   }
-  const bool slurm = found.launcher == "srun";
-  if (slurm) {
-    found.local_size = FirstNumber(
-        Get(get_env, "SLURM_STEP_TASKS_PER_NODE"),
-        FirstNumber(Get(get_env, "SLURM_TASKS_PER_NODE"), found.size));
-  } else {
-    TESSERA_TRY(found.local_size,
-                Number(get_env, launcher.local_size, found.size));
+  TESSERA_TRY(const LocalSize local,
+              LocalSizeOf(launcher, found.size, get_env));
+  found.local_size = local.ranks;
+  if (local.ranks < 1 || local.ranks > found.size) {
+    return InvalidInput(
+        Text("expected 1 to ", found.size, " ranks (", launcher.size,
+             ") on this host, got ", local.ranks),
+        Text("environment variable ", local.variable));
   }
   TESSERA_TRY(found.local_rank,
-              Number(get_env, launcher.local_rank,
-                     found.rank % std::max(1, found.local_size)));
+              Number(get_env, launcher.local_rank, found.rank % local.ranks));
+  if (found.local_rank >= local.ranks) {
+    return InvalidInput(Text("expected a rank below the ", local.ranks,
+                             " of this host, got ", found.local_rank),
+                        Text("environment variable ", launcher.local_rank));
+  }
 
+  const bool slurm = found.launcher == "srun";
   found.job_id = Get(get_env, kJobId);
   if (found.job_id.empty()) found.job_id = Get(get_env, launcher.job_id);
   if (slurm) found.job_id += "." + Get(get_env, "SLURM_STEP_ID");
@@ -189,8 +243,13 @@ Result<RankEnvironment> Detect(const Launcher& launcher,
 // sbatch and the shell that salloc may start on a node have the variable too,
 // and SLURM_NTASKS, but are alone: the script outside any step, the shell in
 // the interactive step (slurm.h: SLURM_INTERACTIVE_STEP, the lowest of the
-// special step numbers).
+// special step numbers). Where PMI counts other ranks than Slurm, a task has
+// started them, and they inherit its variables.
 bool IsSlurmTask(const GetEnv& get_env) {
+  const std::string pmi_size = Get(get_env, "PMI_SIZE");
+  if (!pmi_size.empty() && pmi_size != Get(get_env, "SLURM_NTASKS")) {
+    return false;
+  }
   constexpr uint64_t kInteractiveStep = 0xfffffffa;
   const std::string step = Get(get_env, "SLURM_STEP_ID");
   if (step.empty()) return Get(get_env, "ENVIRONMENT") != "BATCH";
@@ -205,10 +264,10 @@ Result<std::optional<RankEnvironment>> DetectRankEnvironment(
     const GetEnv& get_env) {
   for (const Launcher& launcher : kLaunchers) {
     if (get_env(launcher.rank) == nullptr) continue;
-    const std::string name = launcher.name;
-    // A lone RANK is somebody else's variable.
-    if (name == "torchrun" && get_env(launcher.size) == nullptr) continue;
-    if (name == "srun" && !IsSlurmTask(get_env)) continue;
+    if (get_env(launcher.mark) == nullptr) continue;
+    if (launcher.name == std::string_view("srun") && !IsSlurmTask(get_env)) {
+      continue;
+    }
     TESSERA_TRY(RankEnvironment found, Detect(launcher, get_env));
     return std::optional<RankEnvironment>(std::move(found));
   }
@@ -316,7 +375,8 @@ namespace {
 // whole.
 struct Report {
   int32_t rank;
-  ErrorCode code;
+  int32_t about;           // whose failure it tells: its own or another rank's
+  char task_of_dead[128];  // of a rank that died, as TaskText says it
   char text[2000];
 };
 static_assert(sizeof(Report) <= 4096, "PIPE_BUF on Linux");
@@ -540,7 +600,6 @@ class Job {
   void ReadReports() {
     Report report;
     while (read(error_fd_, &report, sizeof(report)) == sizeof(report)) {
-      report.text[sizeof(report.text) - 1] = '\0';
       reports_.push_back(report);
     }
   }
@@ -553,7 +612,7 @@ class Job {
     const std::string name =
         Text("rank ", *first_failed_, " (pid ", rank.pid, ")");
     if (WIFSIGNALED(rank.status)) {
-      return Text(name, " ", HowItEnded(rank.status), TaskOfDead(name));
+      return Text(name, " ", HowItEnded(rank.status), TaskOfFirstFailed());
     }
     const Report* cause = nullptr;
     for (const Report& report : reports_) {
@@ -566,36 +625,28 @@ class Job {
     if (cause == nullptr) {
       return Text(name, " ", HowItEnded(rank.status), " without saying why");
     }
-    const std::string text = cause->text;
+    const std::string_view text = cause->text;
     const std::string prefix = Text("rank ", cause->rank);
-    return text.starts_with(prefix) ? text : Text(prefix, ": ", text);
+    // "rank 1" begins "rank 12" too.
+    const bool named =
+        text.starts_with(prefix) &&
+        text.find_first_of("0123456789", prefix.size()) != prefix.size();
+    return named ? std::string(text) : Text(prefix, ": ", text);
   }
 
   // " in task 'T'" if a peer reported so.
-  std::string TaskOfDead(const std::string& name) const {
-    const std::string words = name + " died ";
+  std::string TaskOfFirstFailed() const {
     for (const Report& report : reports_) {
-      const std::string text = report.text;
-      const size_t found = text.find(words);
-      if (found != std::string::npos) {
-        return " " + text.substr(found + words.size());
+      if (report.about == static_cast<int>(*first_failed_) &&
+          report.task_of_dead[0] != '\0') {
+        return Text(" ", report.task_of_dead);
       }
     }
     return "";
   }
 
-  // By the wording of communicator.h and region_world.cc.
-  bool TellsOfAnother(const Report& report) const {
-    const std::string text = report.text;
-    for (size_t r = 0; r < ranks_.size(); ++r) {
-      if (static_cast<int>(r) == report.rank) continue;
-      for (const char* what : {" aborted: ", " (pid ", " has left"}) {
-        if (text.find(Text("rank ", r, what)) != std::string::npos) return true;
-      }
-      const std::string lost = Text("(rank ", r, "): connection lost");
-      if (text.find(lost) != std::string::npos) return true;
-    }
-    return false;
+  static bool TellsOfAnother(const Report& report) {
+    return report.about != report.rank;
   }
 
   // Whether ranks failed only since others ended as they were told to.
@@ -695,7 +746,8 @@ bool TellLauncher(const Error& error) {
   if (!fd) return false;
   Report report = {};
   report.rank = NumberIn("RANK").value_or(0);
-  report.code = error.code;
+  report.about = RankToldOf(error).value_or(report.rank);
+  TaskOfDead(error).copy(report.task_of_dead, sizeof(report.task_of_dead) - 1);
   error.ToString().copy(report.text, sizeof(report.text) - 1);
   return write(*fd, &report, sizeof(report)) == sizeof(report);
 }

@@ -32,17 +32,19 @@ using GetEnv = std::function<const char*(const char* name)>;
 
 // Reads, in this order, the variables of our launcher and torchrun (RANK and
 // WORLD_SIZE, with MASTER_ADDR and MASTER_PORT), Open MPI
-// (OMPI_COMM_WORLD_RANK), PMI (PMI_RANK) and Slurm (SLURM_PROCID). Nothing when
-// none is set: one process of its own. That holds too for the
-// shell of salloc and the script of sbatch, which may see SLURM_NTASKS and even
-// SLURM_PROCID but are no tasks of srun.
+// (OMPI_COMM_WORLD_RANK), Hydra (PMI_RANK and MPI_LOCALNRANKS), Slurm
+// (SLURM_PROCID, with any --mpi) and other PMI (PMI_RANK). Nothing when none is
+// set: one process of its own. That holds too for the shell of salloc and the
+// script of sbatch, which may see SLURM_NTASKS and even SLURM_PROCID but are no
+// tasks of srun.
 //
 // MASTER_ADDR and MASTER_PORT always have the say. Without them the host is
 // the first of Slurm's step or job, or, where all ranks are on this host,
 // 127.0.0.1; the port is derived from the job's id.
 //
-// Errors: a variable that is no number, a rank outside the job, a master that
-// nobody named though ranks are on several hosts.
+// Errors: a variable that is no number, a rank outside the job or its host, a
+// host without ranks or with more than the job's, a master that nobody named
+// though ranks are on several hosts.
 Result<std::optional<RankEnvironment>> DetectRankEnvironment(
     const GetEnv& get_env);
 // Of this process.

@@ -42,15 +42,19 @@ assert max(abs(x - y) for x, y in zip(one, two)) < 1e-5, (one, two)
 PYTHON
 }
 
-# ssh, to a namespace.
-cat >"$work/ssh" <<'SSH'
+# ssh, to a namespace. The name of the first host is an address of its own there,
+# as in Debian's /etc/hosts.
+echo "127.0.1.1 tessera-head" >"$work/hosts.$a"
+echo "10.77.0.1 tessera-head" >"$work/hosts.$b"
+cat >"$work/ssh" <<SSH
 #!/usr/bin/env bash
-exec ip netns exec "$1" bash -c "$2"
+exec ip netns exec "\$1" bash -c \
+  "mount --bind $work/hosts.\$1 /etc/hosts && \$2"
 SSH
 chmod +x "$work/ssh"
 ssh_job() {
-  SSH="$work/ssh" MASTER_ADDR=10.77.0.1 "$examples/launch/ssh.sh" "$a,$b" 2 \
-    "${job[@]}" "$@"
+  SSH="$work/ssh" MASTER_ADDR=${master:-10.77.0.1} \
+    "$examples/launch/ssh.sh" "$a,$b" 2 "${job[@]}" "$@"
 }
 
 # Plain ssh.
@@ -58,6 +62,9 @@ ssh_job --steps 3 --log "$work/ssh.log" >"$work/out" 2>&1 ||
   fail "ssh.sh: $(cat "$work/out")"
 same "$work/ssh.log"
 grep -q "^$a: step 3" "$work/out" || fail "no output of the first host"
+master=tessera-head ssh_job --steps 3 --log "$work/name.log" \
+  >"$work/out" 2>&1 || fail "ssh.sh, by name: $(cat "$work/out")"
+same "$work/name.log"
 
 # A rank that fails ends the job on both hosts; its exit code is the job's.
 code=0
@@ -79,17 +86,18 @@ wait $launcher || code=$?
   fail "exit code $code of an interrupted job: $(cat "$work/out")"
 [[ -s $work/saved.st ]] || fail "no checkpoint: $(cat "$work/out")"
 
-# Slurm, by a srun that starts the tasks of two nodes.
+# Slurm, by a srun that starts the tasks of two nodes (--mpi=pmi2).
 cat >"$work/srun" <<SRUN
 #!/usr/bin/env bash
 shift  # --kill-on-bad-exit
 export SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_JOB_ID=7 SLURM_NNODES=2 \
-  SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_STEP_NODELIST=10.77.0.1,10.77.0.2
+  SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_STEP_NODELIST=10.77.0.1,10.77.0.2 \
+  PMI_SIZE=4 PMI_JOBID=7.0
 for task in 0 1 2 3; do
   host=$a
   ((task < 2)) || host=$b
-  SLURM_PROCID=\$task SLURM_LOCALID=\$((task % 2)) \
-    ip netns exec \$host "\$@" &
+  SLURM_PROCID=\$task SLURM_LOCALID=\$((task % 2)) PMI_RANK=\$task \
+    SLURM_NODEID=\$((task / 2)) ip netns exec \$host "\$@" &
 done
 code=0
 for _ in 0 1 2 3; do wait -n || code=\$?; done

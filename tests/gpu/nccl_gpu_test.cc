@@ -31,6 +31,7 @@
 
 #include "planner/base/rng.h"
 #include "runtime/comm/nccl_world.h"
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/store.h"
 #include "runtime/comm/text.h"
 #include "runtime/launch/backend.h"
@@ -38,6 +39,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 #define RANK_EXPECT(condition) \
@@ -391,8 +393,11 @@ std::string MessagesInTurn(Rank& rank) {
 std::string OtherSizes(Rank& rank) {
   const std::vector<ChannelEnd> ends = {{0, 0, 1}};
   const std::vector<std::vector<int64_t>> sizes = {{4, rank.me() == 0 ? 4 : 8}};
-  const auto opened = rank.all().OpenChannels(ends, sizes);
-  return opened ? "no error" : opened.error().ToString();
+  auto result = rank.all().OpenChannels(ends, sizes);
+  // The receiver's GPU tells it; the sender may have gone on.
+  if (result) result = rank.all().Barrier();
+  RANK_EXPECT(!result && result.error().code == ErrorCode::kInvalidInput);
+  return result.error().ToString();
 }
 
 // Hands back the error that it met, which may come to a rank that has not yet
@@ -423,7 +428,9 @@ std::string KilledRank(Rank& rank) {
   if (auto barrier = rank.all().Barrier(); !barrier) return "barrier";
   if (rank.me() == 1) raise(SIGKILL);
   const auto result = rank.all().Barrier();
-  return result ? "no error" : result.error().ToString();
+  if (result) return "no error";
+  return Text(result.error().ToString(), " (of ",
+              RankToldOf(result.error()).value_or(rank.me()), ")");
 }
 
 struct Case {
@@ -577,10 +584,10 @@ TEST_F(NcclFailureGpuTest, AbortReachesEveryone) {
   }
 }
 
-// The receiver's GPU tells it; the sender may have gone on.
 TEST_F(NcclFailureGpuTest, SidesOfAChannelMustExpectTheSame) {
-  EXPECT_THAT(RunRanks("OtherSizes", 2)[1],
-              HasSubstr("ranks disagree: rank 0"));
+  for (const std::string& result : RunRanks("OtherSizes", 2)) {
+    EXPECT_THAT(result, HasSubstr("ranks disagree: rank 0"));
+  }
 }
 
 TEST_F(NcclFailureGpuTest, TimeoutNamesRankOperationAndTask) {
@@ -594,6 +601,14 @@ TEST_F(NcclFailureGpuTest, AKilledRankEndsTheOthers) {
   const auto results = RunRanks("KilledRank", 2, /*timeout=*/20);
   EXPECT_EQ(results[1], Text("killed by signal ", SIGKILL));
   EXPECT_THAT(results[0], HasSubstr("barrier of "));
+}
+
+// Of two that see a third one die the first to say so is told of by the other.
+TEST_F(NcclFailureGpuTest, AFailureNamesTheRankThatMetIt) {
+  const auto results = RunRanks("KilledRank", 3, /*timeout=*/20);
+  EXPECT_THAT(results[0], AnyOf(HasSubstr("(of 0)"), HasSubstr("(of 2)")));
+  EXPECT_EQ(results[0].substr(results[0].rfind('(')),
+            results[2].substr(results[2].rfind('(')));
 }
 
 }  // namespace

@@ -17,11 +17,13 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <thread>
 
 #include "planner/base/rng.h"
 #include "runtime/comm/loopback_world.h"
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/store.h"
 #include "runtime/comm/text.h"
@@ -34,6 +36,7 @@ namespace {
 
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 enum class Kind { kThreads, kShm, kLoopback };
 
@@ -749,6 +752,12 @@ TEST_P(CommTest, FlushIsHelpedByWaitingPeers) {
 // ---- Failures
 // -----------------------------------------------------------------
 
+// What a launcher is to know of an error: whom it tells of, if of one rank.
+std::string Told(const Error& error) {
+  const std::optional<int> rank = RankToldOf(error);
+  return Text(error.ToString(), rank ? Text(" (of ", *rank, ")") : "");
+}
+
 // The last rank aborts; whatever the others wait in, they return the reason,
 // and go on returning it.
 TEST_P(CommTest, AbortReachesEveryone) {
@@ -767,11 +776,12 @@ TEST_P(CommTest, AbortReachesEveryone) {
         again.error().message != result.error().message) {
       return Text("another error: ", again.error().ToString());
     }
-    return result.error().ToString();
+    return Told(result.error());
   });
   for (const std::string& result : results) {
     EXPECT_THAT(result,
-                HasSubstr(Text("rank ", n() - 1, " aborted: disk full")));
+                HasSubstr(Text("rank ", n() - 1, " aborted: disk full (of ",
+                               n() - 1, ")")));
   }
 }
 
@@ -798,24 +808,31 @@ TEST_P(FailureTest, TimeoutNamesRankOperationAndTask) {
         }
         const auto result = All(world).Barrier();
         done = true;
-        return result ? "no error" : result.error().ToString();
+        return result ? "no error" : Told(result.error());
       },
       options);
   EXPECT_EQ(results[0],
             "rank 0, barrier of group {0,1}: rank 0 waited longer than 0.3 s "
-            "for rank 1 (in task 'task1')");
+            "for rank 1 (in task 'task1') (of 0)");
 }
 
+// A disagreement is bad input on whichever rank it shows first, on those that
+// are told of it, and in what they do next.
 TEST_P(FailureTest, DisagreementIsAnError) {
   const auto results = RunRanks(GetParam(), 3, [](CommWorld& world) {
     float x[2] = {};
     const auto result = All(world).AllReduce(x, world.world_rank() == 2 ? 2 : 1,
                                              DType::kFloat32);
-    return result ? "no error" : result.error().ToString();
+    const auto next = All(world).Barrier();
+    RANK_EXPECT(!result && result.error().code == ErrorCode::kInvalidInput);
+    RANK_EXPECT(!next && next.error().code == ErrorCode::kInvalidInput);
+    RANK_EXPECT(next.error().message == result.error().message);
+    return Told(result.error());
   });
   for (const std::string& result : results) {
     EXPECT_THAT(result, HasSubstr("ranks disagree: rank "));
     EXPECT_THAT(result, HasSubstr("all-reduce of 8 bytes"));
+    EXPECT_THAT(result, Not(HasSubstr("(of ")));
   }
 }
 
@@ -825,9 +842,10 @@ TEST_P(FailureTest, AllToAllSizesAreCompared) {
     const std::vector<int64_t> four = {4, 4}, wrong = {3, 4};
     const auto result = All(world).AllToAll(
         send, four, recv, world.world_rank() == 1 ? wrong : four);
-    if (!result) return result.error().ToString();
     const auto next = All(world).Barrier();  // rank 0 may have been served
-    return next ? "no error" : next.error().ToString();
+    RANK_EXPECT(result || result.error().code == ErrorCode::kInvalidInput);
+    RANK_EXPECT(!next && next.error().code == ErrorCode::kInvalidInput);
+    return next.error().ToString();
   });
   for (const std::string& result : results) {
     EXPECT_THAT(result, HasSubstr("rank 0 sends 4 bytes to rank 1, which "
@@ -847,9 +865,10 @@ TEST_P(FailureTest, WaitingForARankThatLeftIsAnError) {
     // What was sent before is still there.
     if (!All(world).Recv(&got, 4, 2, 0) || got != 5) return std::string("lost");
     const auto result = All(world).Recv(&got, 4, 2, 0);
-    return result ? "no error" : result.error().ToString();
+    return result ? "no error" : Told(result.error());
   });
-  EXPECT_THAT(results[0], HasSubstr("rank 2 has left the job"));
+  EXPECT_THAT(results[0], HasSubstr("rank 2 has left the job, and rank 0 "
+                                    "waits for it (of 2)"));
 }
 
 // Also where the others wait in different operations, and one of them for a
@@ -868,13 +887,16 @@ TEST(ShmWorldTest, AKilledRankIsNamedWithItsTask) {
     const auto result = world.world_rank() == 0
                             ? all.Recv(&x, 4, 1, 0)
                             : all.AllReduce(&x, 1, DType::kFloat32);
-    return result ? "no error" : result.error().ToString();
+    if (result) return std::string("no error");
+    RANK_EXPECT(TaskOfDead(result.error()) == "in task 'block.3.mlp.backward'");
+    return Told(result.error());
   });
   EXPECT_EQ(results[2], "killed");
   for (const size_t r : {0, 1, 3}) {
     EXPECT_THAT(results[r], HasSubstr(Text("rank ", r, ", ")));
     EXPECT_THAT(results[r], HasSubstr("rank 2 (pid "));
-    EXPECT_THAT(results[r], HasSubstr(") died in task 'block.3.mlp.backward'"));
+    EXPECT_THAT(results[r],
+                HasSubstr(") died in task 'block.3.mlp.backward' (of 2)"));
   }
   EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(5));
 }
@@ -956,6 +978,24 @@ TEST(StoreTest, GetTimesOutAndTheStoreLivesOn) {
               HasSubstr("waited 0.15 s in vain for 'missing'"));
   EXPECT_TRUE((*store)->Set("missing", "here"));
   EXPECT_EQ((*store)->Get("missing", Duration{}).value(), "here");
+}
+
+TEST(StoreTest, ALostStoreTellsOfRankZero) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const pid_t server = fork();
+  if (server == 0) {
+    const auto store = Store::Open(LocalStore(socket, 0));
+    for (;;) pause();
+  }
+  close(socket.fd);
+  auto store = Store::Open(LocalStore(socket, 1));
+  kill(server, SIGKILL);
+  waitpid(server, nullptr, 0);
+  ASSERT_TRUE(store) << store.error().ToString();
+  const auto lost = (*store)->Get("key", Duration::FromSeconds(10));
+  ASSERT_FALSE(lost);
+  EXPECT_EQ(Told(lost.error()), Text("rank 0's store at 127.0.0.1:",
+                                     socket.port, ": connection lost (of 0)"));
 }
 
 TEST(StoreTest, AnotherJobIsRefused) {

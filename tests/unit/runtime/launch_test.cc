@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/shm_world.h"
 
 namespace tessera {
@@ -104,6 +105,7 @@ TEST(DetectRankEnvironmentTest, RankComesBeforeMpiBeforeSlurm) {
                          {"OMPI_COMM_WORLD_SIZE", "8"},
                          {"PMI_RANK", "4"},
                          {"PMI_SIZE", "8"},
+                         {"MPI_LOCALNRANKS", "8"},
                          {"SLURM_PROCID", "5"},
                          {"SLURM_NTASKS", "8"},
                          {"SLURM_STEP_ID", "0"},
@@ -145,6 +147,104 @@ TEST(DetectRankEnvironmentTest, SlurmsMasterIsTheFirstHost) {
   EXPECT_EQ(found->job_id, "77.2");
 }
 
+// The third task of "srun --mpi=pmi2 -N2 -n4", whose PMI does not tell what is
+// on the node; Slurm does.
+TEST(DetectRankEnvironmentTest, SrunWithPmi) {
+  Variables variables = {{"PMI_RANK", "2"},
+                         {"PMI_SIZE", "4"},
+                         {"PMI_JOBID", "77.0"},
+                         {"SLURM_PROCID", "2"},
+                         {"SLURM_NTASKS", "4"},
+                         {"SLURM_LOCALID", "0"},
+                         {"SLURM_NODEID", "1"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_JOB_ID", "77"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+                         {"SLURM_STEP_NODELIST", "gpu[07-08]"}};
+  const auto found = Detect(variables).value();
+  RankEnvironment expected{"srun", 2, 4, 0, 2, "gpu07", found->master_port,
+                           "77.0", -1};
+  EXPECT_EQ(found, expected);
+  // Cray's PMI (--mpi=cray_shasta) does.
+  variables["PMI_LOCAL_RANK"] = "0";
+  variables["PMI_LOCAL_SIZE"] = "2";
+  EXPECT_EQ(Detect(variables).value(), expected);
+  // The last task, on the other node than the first.
+  variables["PMI_RANK"] = variables["SLURM_PROCID"] = "3";
+  variables["PMI_LOCAL_RANK"] = variables["SLURM_LOCALID"] = "1";
+  expected.rank = 3;
+  expected.local_rank = 1;
+  EXPECT_EQ(Detect(variables).value(), expected);
+}
+
+// Rank 3 of 4 of Hydra's mpiexec, which has srun start a proxy on each of two
+// nodes; ranks inherit what Slurm tells the proxy.
+TEST(DetectRankEnvironmentTest, RanksOfAProxyThatSrunStarted) {
+  Variables variables = {{"PMI_RANK", "3"},
+                         {"PMI_SIZE", "4"},
+                         {"MPI_LOCALRANKID", "1"},
+                         {"MPI_LOCALNRANKS", "2"},
+                         {"SLURM_PROCID", "1"},
+                         {"SLURM_NTASKS", "2"},
+                         {"SLURM_LOCALID", "0"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                         {"SLURM_STEP_NODELIST", "gpu[07-08]"},
+                         {"MASTER_ADDR", "gpu07"},
+                         {"MASTER_PORT", "99"}};
+  const RankEnvironment expected{"pmi", 3, 4, 1, 2, "gpu07", 99, "", -1};
+  EXPECT_EQ(Detect(variables).value(), expected);
+  // Of another launcher, with the variables of PALS.
+  variables.erase("MPI_LOCALRANKID");
+  variables.erase("MPI_LOCALNRANKS");
+  variables["PMI_LOCAL_RANK"] = "1";
+  variables["PMI_LOCAL_SIZE"] = "2";
+  EXPECT_EQ(Detect(variables).value(), expected);
+}
+
+TEST(DetectRankEnvironmentTest, PmiOnManyHostsNeedsTheMaster) {
+  const Variables pals = {{"PMI_RANK", "3"},
+                          {"PMI_SIZE", "4"},
+                          {"PMI_LOCAL_RANK", "1"},
+                          {"PMI_LOCAL_SIZE", "2"}};
+  const auto lost = Detect(pals);
+  ASSERT_FALSE(lost);
+  EXPECT_EQ(lost.error().ToString(),
+            "environment: the 4 ranks are on several hosts (2 on this one), "
+            "and MASTER_ADDR, the host of rank 0, is not set");
+  // Without a word on hosts there is one.
+  const auto alone = Detect({{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}}).value();
+  EXPECT_EQ(alone->local_rank, 3);
+  EXPECT_EQ(alone->local_size, 4);
+  EXPECT_EQ(alone->master_host, "127.0.0.1");
+}
+
+// Tasks are 4, 4 and 3 on nodes 0, 1 and 2.
+TEST(DetectRankEnvironmentTest, SlurmTellsTheTasksOfEachNode) {
+  Variables variables = {{"SLURM_PROCID", "8"},
+                         {"SLURM_NTASKS", "11"},
+                         {"SLURM_LOCALID", "0"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "4(x2),3"},
+                         {"SLURM_STEP_NODELIST", "n[1-3]"}};
+  for (const auto& [node, size] :
+       {std::pair("0", 4), std::pair("1", 4), std::pair("2", 3)}) {
+    variables["SLURM_NODEID"] = node;
+    EXPECT_EQ(Detect(variables).value()->local_size, size) << node;
+  }
+  variables["SLURM_NODEID"] = "3";
+  for (const char* counts : {"4(x2),3", "4(x", "4(x0),4", "4(x9", "x", ","}) {
+    variables["SLURM_STEP_TASKS_PER_NODE"] = counts;
+    const auto bad = Detect(variables);
+    ASSERT_FALSE(bad) << counts;
+    EXPECT_EQ(bad.error().ToString(),
+              std::string("environment variable SLURM_STEP_TASKS_PER_NODE: "
+                          "expected the tasks on each node, as in '4(x2),3', "
+                          "with node 3, got '") +
+                  counts + "'");
+  }
+}
+
 TEST(DetectRankEnvironmentTest, ShellsAndScriptsOfSlurmAreNoRanks) {
   // salloc, a shell on the login node.
   EXPECT_EQ(Detect({{"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "7"}}).value(),
@@ -173,6 +273,43 @@ TEST(DetectRankEnvironmentTest, BadNumbersNameTheirVariable) {
   EXPECT_FALSE(Detect({{"RANK", "0"}, {"WORLD_SIZE", ""}}));
   EXPECT_FALSE(
       Detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_PORT", "70000"}}));
+}
+
+// Each of these would be a division by it, or another rank's GPU.
+TEST(DetectRankEnvironmentTest, RanksThatDoNotFitTheirHostNameTheVariable) {
+  const auto torchrun = [](const char* local_rank, const char* local_size) {
+    return Detect({{"RANK", "1"},
+                   {"WORLD_SIZE", "4"},
+                   {"LOCAL_RANK", local_rank},
+                   {"LOCAL_WORLD_SIZE", local_size},
+                   {"MASTER_ADDR", "head"},
+                   {"MASTER_PORT", "29500"}});
+  };
+  EXPECT_TRUE(torchrun("3", "4"));
+  for (const char* size : {"0", "5"}) {
+    const auto bad = torchrun("0", size);
+    ASSERT_FALSE(bad) << size;
+    EXPECT_EQ(bad.error().ToString(),
+              std::string("environment variable LOCAL_WORLD_SIZE: expected 1 "
+                          "to 4 ranks (WORLD_SIZE) on this host, got ") +
+                  size);
+  }
+  const auto beyond = torchrun("2", "2");
+  ASSERT_FALSE(beyond);
+  EXPECT_EQ(beyond.error().ToString(),
+            "environment variable LOCAL_RANK: expected a rank below the 2 of "
+            "this host, got 2");
+  const auto slurm = Detect({{"SLURM_PROCID", "0"},
+                             {"SLURM_NTASKS", "2"},
+                             {"SLURM_STEP_ID", "0"},
+                             {"SLURM_TASKS_PER_NODE", "0"}});
+  ASSERT_FALSE(slurm);
+  EXPECT_EQ(slurm.error().ToString(),
+            "environment variable SLURM_TASKS_PER_NODE: expected 1 to 2 ranks "
+            "(SLURM_NTASKS) on this host, got 0");
+  EXPECT_FALSE(Detect({{"OMPI_COMM_WORLD_RANK", "0"},
+                       {"OMPI_COMM_WORLD_SIZE", "2"},
+                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "0"}}));
 }
 
 TEST(ExpandNodeListTest, Forms) {
@@ -241,6 +378,10 @@ TEST(RankOfLaunchTest, Run) {
     if (rank == 0) Fail(InvalidInput("lost", "data"), 1);
     for (;;) pause();
   }
+  if (what == "name another") {
+    if (rank != 1) _exit(0);
+    Fail(RankLeft(12, 1), 1);
+  }
   if (what == "interrupt one") signal(SIGTERM, rank == 0 ? SIG_DFL : SIG_IGN);
   auto store = Store::Open(StoreOptionsOf(**environment));
   if (!store) Fail(store.error(), 1);
@@ -254,6 +395,11 @@ TEST(RankOfLaunchTest, Run) {
     (*world)->Abort(error.ToString());
     usleep(20'000);  // the others may speak first
     Fail(error, 1);
+  }
+  if (what == "leave" && rank == 1) {
+    world->reset();
+    usleep(500'000);  // the others speak first
+    Fail(InvalidInput("truncated", "tokens.bin"), 1);
   }
   if (what.starts_with("interrupt") && rank == 0) kill(getppid(), SIGTERM);
   const std::vector<int> ranks = {0, 1, 2};
@@ -282,6 +428,21 @@ TEST(LaunchRanksTest, AnAbortIsToldOnce) {
   const Outcome outcome = Launch(3, "abort");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_EQ(outcome.standard_error, "tessera: rank 1: tokens.bin: truncated\n");
+}
+
+TEST(LaunchRanksTest, WhoSpeaksLastMayBeTheCause) {
+  const Outcome outcome = Launch(3, "leave");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_EQ(outcome.standard_error, "tessera: rank 1: tokens.bin: truncated\n");
+}
+
+// "rank 12 …" does not begin with the name of rank 1.
+TEST(LaunchRanksTest, TheRankThatSpeaksIsNamed) {
+  const Outcome outcome = Launch(2, "name another");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_EQ(outcome.standard_error,
+            "tessera: rank 1: rank 12 has left the job, and rank 1 waits for "
+            "it\n");
 }
 
 TEST(LaunchRanksTest, ASilentExitIsNamed) {
