@@ -112,26 +112,14 @@ Contention FindContention(std::span<const std::vector<LinkUse>> uses,
 
   Contention contention;
   contention.uses.resize(uses.size());
-  contention.neighbours.resize(uses.size());
-  int64_t number = 0;
   for (const auto& [sharing, links] : kept) {
     for (const std::vector<double>& link : links) {
       for (size_t i = 0; i < sharing.size(); ++i) {
         contention.uses[static_cast<size_t>(sharing[i])].push_back(
-            {LinkId(number), link[i]});
+            {LinkId(static_cast<int64_t>(contention.links)), link[i]});
       }
-      ++number;
+      ++contention.links;
     }
-    for (int flow : sharing) {
-      auto& list = contention.neighbours[static_cast<size_t>(flow)];
-      list.insert(list.end(), sharing.begin(), sharing.end());
-    }
-  }
-  for (size_t f = 0; f < uses.size(); ++f) {
-    auto& list = contention.neighbours[f];
-    std::sort(list.begin(), list.end());
-    list.erase(std::unique(list.begin(), list.end()), list.end());
-    std::erase(list, static_cast<int>(f));
   }
   return contention;
 }

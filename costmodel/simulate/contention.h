@@ -25,8 +25,7 @@ struct Contention {
   // By flow, the links that can be short, renumbered; empty: it always runs at
   // full speed.
   std::vector<std::vector<LinkUse>> uses;
-  // By flow, the others with which it shares such a link, ascending.
-  std::vector<std::vector<int>> neighbours;
+  size_t links = 0;  // so many
 
   bool possible() const;
 };

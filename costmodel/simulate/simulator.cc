@@ -188,6 +188,7 @@ class FluidRun {
         precedence_(PrecedenceOf(tasks, streams)),
         timeline_(Unstarted(tasks)),
         running_of_flow_(contention.uses.size()),
+        running_on_link_(contention.links),
         seen_(contention.uses.size(), 0) {}
 
   Timeline Run() {
@@ -267,7 +268,11 @@ class FluidRun {
         task, flow,           1, static_cast<double>(duration.picoseconds),
         now_, now_ + duration};
     events_.push({now_ + duration, task, at});
-    running_of_flow_[static_cast<size_t>(flow)].push_back(at);
+    auto& of_flow = running_of_flow_[static_cast<size_t>(flow)];
+    if (of_flow.empty()) {
+      ForLinks(flow, [&](std::vector<int>& flows) { flows.push_back(flow); });
+    }
+    of_flow.push_back(at);
     changed_.push_back(flow);
   }
 
@@ -276,8 +281,13 @@ class FluidRun {
   bool Ends(const Event& end) {
     Running& running = running_[static_cast<size_t>(end.running)];
     if (running.task != end.task || running.end != end.at) return false;
-    std::erase(running_of_flow_[static_cast<size_t>(running.flow)],
-               end.running);
+    auto& of_flow = running_of_flow_[static_cast<size_t>(running.flow)];
+    std::erase(of_flow, end.running);
+    if (of_flow.empty()) {
+      ForLinks(running.flow, [&](std::vector<int>& flows) {
+        std::erase(flows, running.flow);
+      });
+    }
     changed_.push_back(running.flow);
     running.task = -1;
     free_.push_back(end.running);
@@ -289,10 +299,10 @@ class FluidRun {
     ++round_;
     for (int flow : changed_) {
       ShareComponent(flow);
-      // Where the flow has ended, its neighbours may be apart.
-      for (int other : contention_.neighbours[static_cast<size_t>(flow)]) {
-        ShareComponent(other);
-      }
+      // Where the flow has ended, those beside it may be apart.
+      ForLinks(flow, [&](const std::vector<int>& flows) {
+        for (int other : flows) ShareComponent(other);
+      });
     }
     changed_.clear();
   }
@@ -301,10 +311,11 @@ class FluidRun {
     if (!Visit(start)) return;
     component_ = {start};
     for (size_t i = 0; i < component_.size(); ++i) {
-      for (int other :
-           contention_.neighbours[static_cast<size_t>(component_[i])]) {
-        if (Visit(other)) component_.push_back(other);
-      }
+      ForLinks(component_[i], [&](const std::vector<int>& flows) {
+        for (int other : flows) {
+          if (Visit(other)) component_.push_back(other);
+        }
+      });
     }
     std::sort(component_.begin(), component_.end());
     key_.clear();
@@ -318,6 +329,14 @@ class FluidRun {
       for (int running : running_of_flow_[static_cast<size_t>(flow)]) {
         SetRate(running, rates[i++]);
       }
+    }
+  }
+
+  // Calls f with the flows that run on each link of a flow.
+  template <typename F>
+  void ForLinks(int flow, const F& f) {
+    for (const LinkUse& use : contention_.uses[static_cast<size_t>(flow)]) {
+      f(running_on_link_[use.link.index()]);
     }
   }
 
@@ -369,6 +388,7 @@ class FluidRun {
   std::vector<Running> running_;
   std::vector<int> free_;  // of these
   std::vector<std::vector<int>> running_of_flow_;
+  std::vector<std::vector<int>> running_on_link_;  // flows
   std::vector<int> changed_;  // flows that began or ended at this time
   int64_t round_ = 0;
   std::vector<int64_t> seen_;  // by flow

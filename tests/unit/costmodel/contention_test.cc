@@ -19,7 +19,7 @@ TEST(Contention, LinksThatFillTogetherAreOne) {
   ASSERT_EQ(contention.uses[1].size(), 1);
   EXPECT_EQ(contention.uses[0][0].link, contention.uses[1][0].link);
   EXPECT_EQ(contention.uses[0][0].utilisation, 0.8);
-  EXPECT_EQ(contention.neighbours[0], std::vector<int>{1});
+  EXPECT_EQ(contention.links, 1);
   EXPECT_TRUE(contention.possible());
 }
 
@@ -53,6 +53,12 @@ TEST(Contention, RatesAreThoseOfAllLinks) {
     }
     const std::vector<double> all = MaxMinRates(uses);
     const Contention contention = FindContention(uses, streams);
+    std::vector<std::vector<int>> on_link(contention.links);
+    for (size_t f = 0; f < n; ++f) {
+      for (const LinkUse& use : contention.uses[f]) {
+        on_link[use.link.index()].push_back(static_cast<int>(f));
+      }
+    }
     FairRates rates(contention);
     std::vector<bool> seen(n, false);
     for (size_t f = 0; f < n; ++f) {
@@ -60,11 +66,13 @@ TEST(Contention, RatesAreThoseOfAllLinks) {
       IntKey component = {static_cast<int64_t>(f)};
       seen[f] = true;
       for (size_t i = 0; i < component.size(); ++i) {
-        for (int other :
-             contention.neighbours[static_cast<size_t>(component[i])]) {
-          if (seen[static_cast<size_t>(other)]) continue;
-          seen[static_cast<size_t>(other)] = true;
-          component.push_back(other);
+        for (const LinkUse& use :
+             contention.uses[static_cast<size_t>(component[i])]) {
+          for (int other : on_link[use.link.index()]) {
+            if (seen[static_cast<size_t>(other)]) continue;
+            seen[static_cast<size_t>(other)] = true;
+            component.push_back(other);
+          }
         }
       }
       std::sort(component.begin(), component.end());
