@@ -186,6 +186,20 @@ std::optional<SplitSequence> SplitOf(const Graph& graph, const TaskView& view) {
   return split;
 }
 
+// `cluster` as it was when its collectives were measured; null where no link
+// has become slow since.
+std::unique_ptr<const Cluster> WithUsualLinks(const Cluster& cluster) {
+  const auto slow = [](const LinkType& type) { return type.slowness != 1; };
+  if (std::ranges::none_of(cluster.link_types, slow)) return nullptr;
+  auto usual = std::make_unique<Cluster>(cluster);
+  for (LinkType& type : usual->link_types) {
+    type.bandwidth = type.bandwidth * type.slowness;
+    type.in_switch_bandwidth = type.in_switch_bandwidth * type.slowness;
+    type.slowness = 1;
+  }
+  return usual;
+}
+
 }  // namespace
 
 // Two numbers at a time, by the high and the low half of a product (as wyhash
@@ -219,8 +233,10 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
       profile_(profile),
       products_(profile, cluster.device_types),
       collectives_(cluster),
+      usual_(WithUsualLinks(cluster)),
       options_(options),
       shards_(kShards) {
+  if (usual_) usual_collectives_ = std::make_unique<CollectiveModel>(*usual_);
   int node = -1;
   for (size_t i = 0; i < cluster.devices.size(); ++i) {
     if (cluster.devices[i].node == node) continue;
@@ -588,13 +604,6 @@ std::vector<std::vector<DeviceId>> Pricer::Exchanging(
                                       : SubgroupDevices(group, task.axes);
 }
 
-const CollectiveOption& Pricer::Option(
-    const TaskView& view,
-    std::span<const std::vector<DeviceId>> subgroups) const {
-  return CollectiveModel::Best(
-      collectives_.Options(KindOf(*view.task), subgroups), Sent(view));
-}
-
 // Whether tokens and experts exchange it.
 bool Pricer::MovesSlots(const TaskView& view) const {
   const Task& task = *view.task;
@@ -665,6 +674,40 @@ Bytes Pricer::Sent(const TaskView& view) const {
                    HostsPerChoice(routing_, static_cast<int>(hosts.size()))));
 }
 
+// Of a kComm or kSend, by the alpha-beta model and what the stack makes of it.
+double Pricer::ExchangeSeconds(const TaskView& view, const GroupClass& where,
+                               const CollectiveModel& collectives) const {
+  const bool send = view.task->kind == TaskKind::kSend;
+  const Bytes sent = Sent(view);
+  double seconds =
+      CollectiveModel::Best(
+          collectives.Options(KindOf(*view.task),
+                              Exchanging(view, where.group, where.peer)),
+          sent)
+          .Seconds(sent);
+  if (const AxisSet split = SplitAxes(view); split != 0) {
+    const Bytes payload = Payload(view);
+    seconds += CollectiveModel::Best(
+                   collectives.Options(CommKind::kAllGather,
+                                       SubgroupDevices(where.peer, split)),
+                   payload)
+                   .Seconds(payload);
+  }
+  if (!send && IsBesideProducts(view)) {
+    seconds *= cluster_.stack.tensor_exposed;
+  } else if (!send && MovesSlots(view)) {
+    seconds *= cluster_.stack.experts_exposed;
+  } else if (!send && GathersParameters(view)) {
+    const double most = cluster_.stack.sharded_bandwidth.value;
+    if (most > 0) {
+      seconds =
+          std::max(seconds, static_cast<double>(Payload(view).value) / most);
+    }
+  }
+  return seconds + static_cast<double>(Shards(view)) *
+                       cluster_.stack.host_per_shard.seconds();
+}
+
 // The task as the group's devices of one type see it.
 TaskView Pricer::CountedView(const TaskView& view, const GroupClass& where,
                              size_t type) {
@@ -688,7 +731,7 @@ double Pricer::CopySeconds(const TaskView& view, Traffic traffic,
         &cluster_.device_types[static_cast<size_t>(where.device_types[i])];
     query.key.device = query.device->name;
     const Cost cost = PriceOf(query, profile_);
-    seconds = std::max(seconds, cost.seconds);
+    seconds = std::max(seconds, cost.seconds * query.device->slowness);
     source = std::max(source, cost.source);
   }
   return seconds;
@@ -1114,7 +1157,8 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         const double parts = cost.source == CostSource::kAnalytical
                                  ? PartsSeconds(task, query)
                                  : 0;
-        seconds = std::max(seconds, cost.seconds + parts);
+        seconds =
+            std::max(seconds, (cost.seconds + parts) * query.device->slowness);
         source = std::max(source, cost.source);
       }
       break;
@@ -1161,37 +1205,17 @@ TaskCost Pricer::Compute(const TaskView& view) const {
     case TaskKind::kSend: {
       const bool send = task.kind == TaskKind::kSend;
       const GroupClass& pair = send ? Class(view.pair_class) : where;
-      const CollectiveOption& option =
-          Option(view, Exchanging(view, pair.group, pair.peer));
       CostQuery query;
       if (profile_ != nullptr) query.key = ExchangeKey(view);
       query.device = &first;
       query.collective = true;
-      query.collective_seconds = option.Seconds(Sent(view));
-      if (const AxisSet split = SplitAxes(view); split != 0) {
-        const auto subgroups = SubgroupDevices(pair.peer, split);
-        query.collective_seconds +=
-            CollectiveModel::Best(
-                collectives_.Options(CommKind::kAllGather, subgroups),
-                Payload(view))
-                .Seconds(Payload(view));
-      }
-      if (!send && IsBesideProducts(view)) {
-        query.collective_seconds *= cluster_.stack.tensor_exposed;
-      } else if (!send && MovesSlots(view)) {
-        query.collective_seconds *= cluster_.stack.experts_exposed;
-      } else if (!send && GathersParameters(view)) {
-        const double most = cluster_.stack.sharded_bandwidth.value;
-        if (most > 0) {
-          query.collective_seconds =
-              std::max(query.collective_seconds,
-                       static_cast<double>(Payload(view).value) / most);
-        }
-      }
-      query.collective_seconds += static_cast<double>(Shards(view)) *
-                                  cluster_.stack.host_per_shard.seconds();
+      query.collective_seconds = ExchangeSeconds(view, pair, collectives_);
       const Cost cost = PriceOf(query, profile_);
       seconds = cost.seconds;
+      if (usual_ && cost.source != CostSource::kAnalytical) {
+        const double usual = ExchangeSeconds(view, pair, *usual_collectives_);
+        if (usual > 0) seconds *= query.collective_seconds / usual;
+      }
       source = cost.source;
       break;
     }
@@ -1209,8 +1233,10 @@ std::vector<LinkUse> Pricer::LinkUses(const TaskView& view,
   const DeviceGroup none;
   const auto subgroups = Exchanging(
       view, *view.group, view.peer_group != nullptr ? *view.peer_group : none);
-  const CollectiveOption& option = Option(view, subgroups);
-  const auto payload = static_cast<double>(Sent(view).value);
+  const Bytes sent = Sent(view);
+  const CollectiveOption& option = CollectiveModel::Best(
+      collectives_.Options(KindOf(*view.task), subgroups), sent);
+  const auto payload = static_cast<double>(sent.value);
   std::vector<LinkUse> uses;
   for (const LinkLoad& load :
        collectives_.Loads(KindOf(*view.task), subgroups, option.algorithm)) {

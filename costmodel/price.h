@@ -28,6 +28,11 @@
 //   kRecv     nothing where communication has streams of its own (the send
 //             carries the time); else the copy out.
 //
+// Kernels and copies on a device that is slow take DeviceType::slowness times
+// as long, from whatever source. Where links are (LinkType::slowness), what was
+// measured of a collective takes as many times as long as the alpha-beta model
+// does.
+//
 // The cluster's stack (planner/ir/stack.h) says which operators are one kernel
 // (fusion.h), sets a floor under kernels, the host's time to start them, and
 // takes from collectives of activations that belong to tensor parallelism what
@@ -204,15 +209,17 @@ class Pricer {
   std::vector<std::vector<DeviceId>> Exchanging(const TaskView& view,
                                                 const DeviceGroup& group,
                                                 const DeviceGroup& peer) const;
-  const CollectiveOption& Option(
-      const TaskView& view,
-      std::span<const std::vector<DeviceId>> subgroups) const;
+  double ExchangeSeconds(const TaskView& view, const GroupClass& where,
+                         const CollectiveModel& collectives) const;
 
   const Graph& graph_;
   const Cluster& cluster_;
   const ProfileDb* profile_;
   const MeasuredProducts products_;
   CollectiveModel collectives_;
+  // The same with no link slow; null where none is.
+  std::unique_ptr<const Cluster> usual_;
+  std::unique_ptr<CollectiveModel> usual_collectives_;
   bool hosts_alike_ = false;
   std::vector<int> first_device_;  // by host
   double devices_per_host_ = 1;    // the most

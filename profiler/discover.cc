@@ -16,9 +16,12 @@
 namespace tessera {
 namespace {
 
-// `share` of the row's bandwidth, under another name.
-LinkType Scaled(std::string_view row, double share, std::string name,
-                std::string_view what) {
+// The row called `name`; where there is none, `share` of another row's
+// bandwidth under that name.
+LinkType RowOrScaled(std::string name, std::string_view row, double share,
+                     std::string_view what) {
+  const auto own = std::ranges::find(LinkTypes(), name, &LinkType::name);
+  if (own != LinkTypes().end()) return *own;
   LinkType type = LinkTypeNamed(row);
   type.source = std::string(what) + " " + type.name + ": " + type.source;
   type.name = std::move(name);
@@ -48,14 +51,13 @@ LinkType PcieLink(const PciNode& node) {
   // doubles the rate of the one before.
   const int generation = node.generation == 0 ? 3 : node.generation;
   const int lanes = node.lanes == 0 ? kPresetLanes : node.lanes;
-  const int preset = std::clamp(generation, 3, 5);
-  const std::string row = "pcie" + std::to_string(preset) + "-x16";
-  if (generation == preset && lanes == kPresetLanes) return LinkTypeNamed(row);
-  const double share =
-      std::exp2(generation - preset) * lanes / double{kPresetLanes};
-  return Scaled(
-      row, share,
-      "pcie" + std::to_string(generation) + "-x" + std::to_string(lanes),
+  const int preset = std::clamp(generation, 3, 6);
+  const auto name = [](int g, int n) {
+    return "pcie" + std::to_string(g) + "-x" + std::to_string(n);
+  };
+  return RowOrScaled(
+      name(generation, lanes), name(preset, kPresetLanes),
+      std::exp2(generation - preset) * lanes / double{kPresetLanes},
       "scaled by generation and lanes from");
 }
 
@@ -67,13 +69,14 @@ LinkType NvLink(const KnownGpu& gpu, int links, bool direct) {
   if (links == gpu.nvlinks && direct == row_is_direct) {
     return LinkTypeNamed(gpu.nvlink);
   }
-  LinkType type = Scaled(gpu.nvlink, static_cast<double>(links) / gpu.nvlinks,
-                         std::string(gpu.nvlink) +
-                             (direct == row_is_direct ? ""
-                              : direct                ? "-direct"
-                                                      : "-switch") +
-                             "-x" + std::to_string(links),
-                         std::to_string(links) + " of its links, as");
+  LinkType type =
+      RowOrScaled(std::string(gpu.nvlink) +
+                      (direct == row_is_direct ? ""
+                       : direct                ? "-direct"
+                                               : "-switch") +
+                      "-x" + std::to_string(links),
+                  gpu.nvlink, static_cast<double>(links) / gpu.nvlinks,
+                  std::to_string(links) + " of its links, as");
   if (direct) type.in_switch_bandwidth = {};
   if (direct && !row_is_direct) type.latency = type.latency * 2;
   if (!direct && row_is_direct) type.latency.picoseconds /= 2;
@@ -108,16 +111,13 @@ LinkType NicLink(const FoundNic& nic) {
     }
   }
   if (nic.rdma && !IsEfa(nic)) {
-    return Scaled("ib-ndr", gigabits / 400,
-                  speed(nic.infiniband ? "ib" : "roce"),
-                  "scaled by its rate from");
+    return RowOrScaled(speed(nic.infiniband ? "ib" : "roce"), "ib-ndr",
+                       gigabits / 400, "scaled by its rate from");
   }
   const Preset base =
       nic.rdma ? Preset{"efa-100g", 100} : Preset{"ethernet-10g", 10};
-  if (gigabits == base.gigabits) return LinkTypeNamed(base.row);
-  return Scaled(base.row, gigabits / base.gigabits,
-                speed(nic.rdma ? "efa" : "ethernet"),
-                "scaled by its rate from");
+  return RowOrScaled(speed(nic.rdma ? "efa" : "ethernet"), base.row,
+                     gigabits / base.gigabits, "scaled by its rate from");
 }
 
 // The cards that carry the traffic of training: the fastest of the best kind.

@@ -174,7 +174,7 @@ KernelCase FactoredCase(const Task& task, const TaskGraph& tasks,
 bool IsList(std::string_view kernel) {
   return MomentsOf(kernel) || kernel == "square_sum" ||
          kernel == "clip_coefficient" || kernel == "cast" ||
-         kernel == "running_average";
+         kernel == "stochastic_cast" || kernel == "running_average";
 }
 
 // ---- Contents

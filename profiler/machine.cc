@@ -10,6 +10,8 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <sstream>
+#include <string_view>
 
 namespace tessera {
 namespace {
@@ -34,10 +36,16 @@ double NumberIn(const fs::path& path, double otherwise) {
   return error == std::errc() ? value : otherwise;
 }
 
-// What stands behind "NAME:" in a file of such lines.
-std::string ValueIn(const fs::path& path, const std::string& name) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
+std::string TextOf(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+// What stands behind "NAME:" in a text of such lines.
+std::string ValueIn(const std::string& text, std::string_view name) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
     if (!line.starts_with(name)) continue;
     const size_t colon = line.find(':');
     if (colon == std::string::npos) continue;
@@ -47,12 +55,14 @@ std::string ValueIn(const fs::path& path, const std::string& name) {
   return "";
 }
 
-// The entries of a folder, by name; none where there is no such folder.
+// The entries of a folder, by name; none where there is no such folder, and
+// those so far where it goes away meanwhile.
 std::vector<fs::path> EntriesOf(const fs::path& folder) {
   std::vector<fs::path> entries;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    entries.push_back(entry.path());
+  for (fs::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    entries.push_back(at->path());
   }
   std::ranges::sort(entries);
   return entries;
@@ -173,17 +183,31 @@ PciPlace FindPciPlace(const std::string& root, const std::string& address) {
   return PlaceOf(device);
 }
 
+std::string ProcessorName(const std::string& cpuinfo,
+                          const std::string& device_tree_model) {
+  std::string name = ValueIn(cpuinfo, "model name");
+  if (!name.empty()) return name;
+  // The file ends in a zero.
+  name = device_tree_model.substr(0, device_tree_model.find('\0'));
+  if (!name.empty()) return name;
+  const std::string implementer = ValueIn(cpuinfo, "CPU implementer");
+  const std::string part = ValueIn(cpuinfo, "CPU part");
+  if (implementer.empty() || part.empty()) return "unknown processor";
+  return "CPU implementer " + implementer + ", part " + part;
+}
+
 Machine ReadMachine(const std::string& root) {
   const fs::path base = root + "/";
   Machine machine;
   machine.host = FirstLine(base / "proc/sys/kernel/hostname");
-  machine.cpu = ValueIn(base / "proc/cpuinfo", "model name");
+  machine.cpu = ProcessorName(TextOf(base / "proc/cpuinfo"),
+                              TextOf(base / "proc/device-tree/model"));
   cpu_set_t cpus;
   if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) {
     machine.cpus = CPU_COUNT(&cpus);
   }
   // "MemTotal:       24689932 kB", which are KiB.
-  const std::string memory = ValueIn(base / "proc/meminfo", "MemTotal");
+  const std::string memory = ValueIn(TextOf(base / "proc/meminfo"), "MemTotal");
   int64_t kib = 0;
   std::from_chars(memory.data(), memory.data() + memory.size(), kib);
   machine.memory = {kib * 1024};

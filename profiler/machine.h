@@ -67,6 +67,13 @@ struct Machine {
 // are listed once. What a file does not say keeps its default.
 Machine ReadMachine(const std::string& root = "");
 
+// Of the text of proc/cpuinfo: the first processor's "model name". ARM's has
+// none; then the machine's name in the text of proc/device-tree/model, which a
+// server's firmware does not give, then the numbers of the core's maker and
+// design (ARM's Main ID Register), else "unknown processor".
+std::string ProcessorName(const std::string& cpuinfo,
+                          const std::string& device_tree_model);
+
 // Where the PCI device of `address` ("0000:4b:00.0", any case, with a domain of
 // four or eight digits) sits, by root/sys/bus/pci/devices.
 PciPlace FindPciPlace(const std::string& root, const std::string& address);

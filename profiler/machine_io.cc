@@ -101,10 +101,4 @@ Result<std::string> JsonOfMachine(const Machine& machine) {
   return text;
 }
 
-Result<Machine> ReadMachineFile(const std::string& path) {
-  proto::Machine message;
-  TESSERA_RETURN_IF_ERROR(ReadProtoFile(path, message));
-  return FromProto(message);
-}
-
 }  // namespace tessera

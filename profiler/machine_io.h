@@ -17,7 +17,4 @@ Result<Machine> ParseMachine(std::string_view bytes);
 // As JSON, with the field names of the .proto file.
 Result<std::string> JsonOfMachine(const Machine& machine);
 
-// A file of proto/ (.txtpb, .json or .pb).
-Result<Machine> ReadMachineFile(const std::string& path);
-
 }  // namespace tessera

@@ -290,20 +290,39 @@ class Load {
 // Times cases on all ranks at once.
 class Stopwatch {
  public:
-  // `flushed` is written before the samples of a device with queues, and
-  // `load`, which may be null, runs before those of one rank's own work; all
-  // outlive it.
-  Stopwatch(RankDevice& device, Communicator& all, Sums& sums,
-            const Sampling& sampling, double sample_s, void* flushed,
-            Bytes flushed_bytes, Load* load)
-      : device_(device),
-        all_(all),
-        sums_(sums),
-        sampling_(sampling),
-        sample_s_(sample_s),
-        flushed_(flushed),
-        flushed_bytes_(flushed_bytes),
-        load_(load) {}
+  // For so many cases. All outlive it.
+  static Result<std::unique_ptr<Stopwatch>> Make(RankDevice& device,
+                                                 Communicator& all, Sums& sums,
+                                                 const ProfilerOptions& options,
+                                                 size_t cases) {
+    const bool on_host = device.queues() == nullptr;
+    const Sampling& sampling = on_host ? kOnHost : kOnQueue;
+    // Behind the samples there is time for the first runs and for setting up.
+    const double share =
+        options.time_limit_s / static_cast<double>(std::max<size_t>(cases, 1) *
+                                                   (sampling.samples + 4));
+    const double sample_s = options.sample_s.value_or(
+        std::clamp(share, sampling.shortest_s, sampling.longest_s));
+    const Bytes rotated =
+        options.rotated.value_or(Bytes{sampling.rotated_bytes});
+    std::unique_ptr<Stopwatch> stopwatch(
+        new Stopwatch(device, all, sums, sampling, sample_s, rotated));
+    if (on_host) return stopwatch;
+    TESSERA_TRY(stopwatch->flushed_,
+                device.Allocate(rotated, MemoryCategory::kActivation));
+    if (options.under_load) {
+      TESSERA_TRY(stopwatch->load_, Load::Make(device));
+    }
+    return stopwatch;
+  }
+  ~Stopwatch() {
+    if (flushed_ != nullptr) device_.Free(flushed_);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  // Of the buffers of a kernel that take turns.
+  Bytes rotated() const { return rotated_; }
 
   // `lone`: runs need nothing of the host once they are enqueued.
   Result<Measurement> Time(const std::function<Result<void>()>& run,
@@ -336,6 +355,15 @@ class Stopwatch {
   }
 
  private:
+  Stopwatch(RankDevice& device, Communicator& all, Sums& sums,
+            const Sampling& sampling, double sample_s, Bytes rotated)
+      : device_(device),
+        all_(all),
+        sums_(sums),
+        sampling_(sampling),
+        sample_s_(sample_s),
+        rotated_(rotated) {}
+
   // Seconds of one run: the mean over `runs` and over the ranks.
   Result<double> Sample(const std::function<Result<void>()>& run, int64_t runs,
                         bool gated) {
@@ -386,7 +414,7 @@ class Stopwatch {
     constexpr int kFirst = 0;
     constexpr int kSecond = 1;
     QueueDevice& queue = *device_.queues();
-    queue.Zero(flushed_, flushed_bytes_);
+    queue.Zero(flushed_, rotated_);
     std::optional<Gate> gate;
     if (gated) gate.emplace(queue);
     queue.Mark(kFirst);
@@ -405,9 +433,11 @@ class Stopwatch {
   Sums& sums_;
   const Sampling& sampling_;
   const double sample_s_;
-  void* const flushed_;
-  const Bytes flushed_bytes_;
-  Load* const load_;
+  const Bytes rotated_;
+  // Of a device with queues: written before a sample, of as many bytes as are
+  // rotated; and what runs before samples of one rank's own work, or null.
+  void* flushed_ = nullptr;
+  std::unique_ptr<Load> load_;
 };
 
 struct Case {
@@ -733,58 +763,95 @@ Result<std::vector<Graph>> TypicalGraphs() {
   return graphs;
 }
 
-Result<ProfilerResult> Profile(const ProfileCases& cases, RankDevice& device,
-                               CommWorld& world,
-                               const ProfilerOptions& options) {
-  const auto start = Clock::now();
+namespace {
+
+Result<void> CheckKernels(const ProfileCases& cases, const RankDevice& device) {
   for (const auto& [key, kernel] : cases.kernels) {
     if (HasKernel(device, kernel)) continue;
     return device.FindKernel(kernel.kernel).error();
   }
+  return {};
+}
+
+// What is measured, in this order: rank 0 says it, by places in all cases, from
+// 1.
+Result<std::vector<Case>> AgreedOrder(const ProfileCases& cases,
+                                      const ProfilerOptions& options,
+                                      bool first_rank, Sums& sums) {
+  const std::vector<Case> all = AllCases(cases);
+  std::vector<double> said(all.size());
+  if (first_rank) {
+    const ProfileDb none;
+    const std::vector<size_t> places =
+        InOrder(all, options.again ? none : options.known);
+    for (size_t i = 0; i < places.size(); ++i) {
+      said[i] = static_cast<double>(places[i]) + 1;
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(sums.Sum(said));
+  std::vector<Case> order;
+  for (const double place : said) {
+    if (place > 0) order.push_back(all[static_cast<size_t>(place) - 1]);
+  }
+  return order;
+}
+
+// Why no further case is begun, on all ranks alike.
+struct Ending {
+  bool time_is_up = false;  // rank 0's
+  bool interrupted = false;
+};
+
+Result<Ending> AgreedEnding(double elapsed, const ProfilerOptions& options,
+                            bool first_rank, Sums& sums) {
+  std::array<double, 2> ranks = {
+      first_rank && elapsed >= options.time_limit_s ? 1.0 : 0.0,
+      options.stop != nullptr && *options.stop ? 1.0 : 0.0};
+  TESSERA_RETURN_IF_ERROR(sums.Sum(ranks));
+  return Ending{ranks[0] > 0, ranks[1] > 0};
+}
+
+// Nothing where it does not fit into the memory of a rank.
+Result<std::optional<Measurement>> TimeCase(const Case& timed,
+                                            RankDevice& device,
+                                            CommWorld& world, Sums& sums,
+                                            Stopwatch& stopwatch) {
+  if (timed.kernel == nullptr) {
+    TESSERA_TRY(const auto exchange,
+                PreparedExchange::Make(*timed.key, device, world));
+    TESSERA_TRY(Measurement row, stopwatch.Time([&] { return exchange->Run(); },
+                                                /*lone=*/false));
+    return std::optional(row);
+  }
+  auto kernel =
+      PreparedKernel::Make(*timed.kernel, device, stopwatch.rotated());
+  TESSERA_TRY(const double without, sums.Sum(kernel ? 0.0 : 1.0));
+  if (without > 0) return std::optional<Measurement>();
+  TESSERA_TRY(Measurement row, stopwatch.Time(
+                                   [&]() -> Result<void> {
+                                     (*kernel)->Run();
+                                     return {};
+                                   },
+                                   /*lone=*/true));
+  return std::optional(row);
+}
+
+}  // namespace
+
+Result<ProfilerResult> Profile(const ProfileCases& cases, RankDevice& device,
+                               CommWorld& world,
+                               const ProfilerOptions& options) {
+  const auto start = Clock::now();
+  TESSERA_RETURN_IF_ERROR(CheckKernels(cases, device));
   std::vector<int> ranks(static_cast<size_t>(world.world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   TESSERA_TRY(Communicator* const all, world.Group(ranks));
   TESSERA_TRY(const auto sums, Sums::Make(device, *all));
   const bool first = world.world_rank() == 0;
-
-  // Rank 0 says what is measured, and in which order: by place, from 1.
-  const std::vector<Case> all_cases = AllCases(cases);
-  std::vector<double> said(all_cases.size());
-  if (first) {
-    const ProfileDb none;
-    const std::vector<size_t> places =
-        InOrder(all_cases, options.again ? none : options.known);
-    for (size_t i = 0; i < places.size(); ++i) {
-      said[i] = static_cast<double>(places[i]) + 1;
-    }
-  }
-  TESSERA_RETURN_IF_ERROR(sums->Sum(said));
-  std::vector<Case> order;
-  for (const double place : said) {
-    if (place > 0) order.push_back(all_cases[static_cast<size_t>(place) - 1]);
-  }
-
-  const bool on_host = device.queues() == nullptr;
-  const Sampling& sampling = on_host ? kOnHost : kOnQueue;
-  const Bytes rotated = options.rotated.value_or(Bytes{sampling.rotated_bytes});
-  // Behind the samples there is time for the first runs and for setting up.
-  const double share = options.time_limit_s /
-                       static_cast<double>(std::max<size_t>(order.size(), 1) *
-                                           (sampling.samples + 4));
-  const double sample_s = options.sample_s.value_or(
-      std::clamp(share, sampling.shortest_s, sampling.longest_s));
-  void* flushed = nullptr;
-  if (!on_host) {
-    TESSERA_TRY(flushed, device.Allocate(rotated, MemoryCategory::kActivation));
-  }
-  const std::unique_ptr<void, std::function<void(void*)>> owned(
-      flushed, [&](void* data) { device.Free(data); });
-  std::unique_ptr<Load> load;
-  if (options.under_load && !on_host) {
-    TESSERA_TRY(load, Load::Make(device));
-  }
-  Stopwatch stopwatch(device, *all, *sums, sampling, sample_s, flushed, rotated,
-                      load.get());
+  TESSERA_TRY(const std::vector<Case> order,
+              AgreedOrder(cases, options, first, *sums));
+  TESSERA_TRY(const auto stopwatch,
+              Stopwatch::Make(device, *all, *sums, options, order.size()));
 
   ProfilerResult result;
   result.profile = options.known;
@@ -792,13 +859,11 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, RankDevice& device,
   double saved = 0;
   for (size_t i = 0; i < order.size(); ++i) {
     const double elapsed = SecondsSince(start);
-    std::array<double, 2> ends = {
-        first && elapsed >= options.time_limit_s ? 1.0 : 0.0,
-        options.stop != nullptr && *options.stop ? 1.0 : 0.0};
-    TESSERA_RETURN_IF_ERROR(sums->Sum(ends));
-    if (ends[0] + ends[1] > 0) {
+    TESSERA_TRY(const Ending ending,
+                AgreedEnding(elapsed, options, first, *sums));
+    if (ending.time_is_up || ending.interrupted) {
       result.left_out = order.size() - i;
-      result.interrupted = ends[1] > 0;
+      result.interrupted = ending.interrupted;
       break;
     }
     if (first && options.save && elapsed - saved >= kSaveInterval) {
@@ -807,27 +872,13 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, RankDevice& device,
     }
     const ProfileKey& key = *order[i].key;
     world.SetCurrentTask("profile " + key.name);
-    Measurement row;
-    if (order[i].kernel == nullptr) {
-      TESSERA_TRY(const auto exchange,
-                  PreparedExchange::Make(key, device, world));
-      TESSERA_TRY(row, stopwatch.Time([&] { return exchange->Run(); },
-                                      /*lone=*/false));
-    } else {
-      auto kernel = PreparedKernel::Make(*order[i].kernel, device, rotated);
-      TESSERA_TRY(const double without, sums->Sum(kernel ? 0.0 : 1.0));
-      if (without > 0) {
-        ++result.too_large;
-        continue;
-      }
-      TESSERA_TRY(row, stopwatch.Time(
-                           [&]() -> Result<void> {
-                             (*kernel)->Run();
-                             return {};
-                           },
-                           /*lone=*/true));
+    TESSERA_TRY(const std::optional<Measurement> row,
+                TimeCase(order[i], device, world, *sums, *stopwatch));
+    if (!row) {
+      ++result.too_large;
+      continue;
     }
-    AddRow(key, row, on_host, result.profile);
+    AddRow(key, *row, /*on_host=*/device.queues() == nullptr, result.profile);
     ++result.measured;
     if (options.progress) options.progress(i + 1, order.size());
   }

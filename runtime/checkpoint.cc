@@ -13,12 +13,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "planner/io/file.h"
+#include "planner/base/file.h"
 #include "planner/io/json_value.h"
 #include "planner/io/onnx.h"
 #include "planner/ir/vocabulary.h"
 #include "planner/lower/factored_update.h"
 #include "runtime/comm/host_messages.h"
+#include "runtime/comm/peer_errors.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/staging.h"
 #include "runtime/float16.h"
@@ -103,9 +104,10 @@ Result<bool> Announce(const Result<void>& written, bool finite,
   }
   TESSERA_RETURN_IF_ERROR(all.Broadcast(&verdict, sizeof(verdict), 0));
   if (verdict.failed == 0) return verdict.finite != 0;
-  // The others tell whose error it is, in the words of communicator.h.
-  const std::string whose = all.rank() == 0 ? "" : "rank 0 aborted: ";
-  return Error{static_cast<ErrorCode>(verdict.code), whose + verdict.message,
+  // The others tell whose error it is.
+  return Error{static_cast<ErrorCode>(verdict.code),
+               all.rank() == 0 ? verdict.message
+                               : RankAborted(0, verdict.message).message,
                path};
 }
 

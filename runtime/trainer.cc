@@ -309,11 +309,18 @@ class Trainer {
 
 // What all ranks of a job have in common, where they were started apart.
 struct Terms {
-  static constexpr std::array<const char*, 9> kNames = {
-      "seed",          "number of steps",
-      "optimizer",     "learning rate",
-      "model or plan", "data",
-      "validation",    "interval or file of checkpoints (--save, --save-every)",
+  static constexpr std::array<const char*, 12> kNames = {
+      "seed (--seed)",
+      "number of steps (--steps)",
+      "optimizer (--optimizer)",
+      "clipping or weight decay (--clip, --weight-decay)",
+      "rounding (--stochastic-rounding)",
+      "learning rate (--lr, --warmup, --decay, --min-lr, --decay-steps)",
+      "model or plan",
+      "data (--data, --end-of-text, --mask-token)",
+      "validation (--validate-every, --validate-batches)",
+      "interval or file of checkpoints (--save, --save-every)",
+      "export (--export, --export-shard)",
       "start (--load)"};
   std::array<uint64_t, kNames.size()> values = {};
 };
@@ -326,8 +333,9 @@ Terms TermsOf(const TrainingJob& job) {
       hash = Mix64(hash ^ static_cast<uint64_t>(value));
     }
   };
+  uint64_t optimizer = 0;
+  for (char c : job.options.optimizer) mix(optimizer, c);
   uint64_t options = 0;
-  for (char c : job.options.optimizer) mix(options, c);
   for (double value :
        {job.options.clip, job.options.beta1, job.options.beta2,
         job.options.epsilon, job.options.weight_decay, job.options.beta2_decay,
@@ -335,7 +343,6 @@ Terms TermsOf(const TrainingJob& job) {
         job.options.d}) {
     mix(options, value);
   }
-  mix(options, job.options.stochastic_rounding);
   uint64_t rate = 0;
   mix(rate, job.options.learning_rate);
   if (job.learning_rate) {
@@ -368,10 +375,12 @@ Terms TermsOf(const TrainingJob& job) {
   uint64_t saves = 0;
   mix(saves, job.save_every);
   mix(saves, job.save_path.empty());
-  mix(saves, job.export_folder.empty());
-  mix(saves, job.export_file_bytes.value);
-  return {{job.seed, static_cast<uint64_t>(job.steps), options, rate, work,
-           job.data, validation, saves, job.load_path.empty()}};
+  uint64_t exports = 0;
+  mix(exports, job.export_folder.empty());
+  mix(exports, job.export_file_bytes.value);
+  return {{job.seed, static_cast<uint64_t>(job.steps), optimizer, options,
+           job.options.stochastic_rounding, rate, work, job.data, validation,
+           saves, exports, job.load_path.empty()}};
 }
 
 Result<void> CheckTerms(const TrainingJob& job, HostMessages all) {

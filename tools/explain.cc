@@ -261,9 +261,11 @@ std::string NeighboursText(const Explanation& e) {
   return out;
 }
 
-std::string EndText(const Explanation& e) {
+std::string EndText(const Explanation& e, bool interrupted) {
   std::string out;
-  if (!e.complete) {
+  if (interrupted) {
+    out += "\nNot all was priced: interrupted.\n";
+  } else if (!e.complete) {
     out += "\nNot all was priced: --time-limit gives it more time.\n";
   }
   const ErrorBand& band = e.prediction.band;
@@ -389,7 +391,7 @@ Result<int> RunExplain(const Options& options) {
     e.complete = e.complete && !stop();
     say(NeighboursText(e));
   }
-  say(EndText(e));
+  say(EndText(e, interrupted));
   if (options.json) {
     std::cout << ExplainJson(inputs, plan, e).ToString() << "\n";
   }

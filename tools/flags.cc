@@ -224,8 +224,9 @@ std::span<const Flag> Flags() {
        "in any choice of these, gradients with the optimizer (file:DIR says "
        "where the files lie), dp-kind=ddp|rooted, "
        "ep=N, etp=N, "
-       "cp-kind=gather|ring|ulysses, "
+       "cp=N, cp-kind=gather|ring|ulysses, "
        "cp-balance=none|zigzag, balance=equal|speed, "
+       "branches=split, order=tp-cp-ep-dp-pp (the first the nearest devices), "
        "recompute=none|selective|full[:LAYERS]); dp is "
        "what the other degrees leave where absent, mbs 1 (of images and clicks "
        "all that a replica has); vp=N chunks a stage, "
@@ -267,7 +268,10 @@ std::span<const Flag> Flags() {
        "the search of --which-strategy, once the textbook's answers are; "
        "profile: 60)",
        SetTimeLimit},
-      {"--proposals", "N", "proposals of all chains together", SetProposals},
+      {"--proposals", "N",
+       "proposals of all chains together; 0: the plans that it starts from "
+       "alone",
+       SetProposals},
       {"--chains", "N", "chains, whatever the cores (default: 8)",
        SetInteger<&Options::chains, 1, 4096>},
       {"--temperature", "T",
@@ -361,7 +365,9 @@ std::span<const Flag> Flags() {
        "how the learning rate falls after the warm-up ('tessera list decays'; "
        "default: constant)",
        SetText<&Options::decay>},
-      {"--min-lr", "X", "learning rate at the end of the decay (default: 0)",
+      {"--min-lr", "X",
+       "where the decay goes to: the learning rate that the step behind its "
+       "last one would have (default: 0)",
        SetLeastLearningRate},
       {"--decay-steps", "N",
        "step of training at which the decay ends (default: the last of this "

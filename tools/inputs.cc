@@ -161,6 +161,11 @@ Result<std::optional<Plan>> ReadPlanOrStrategy(
   if (options.strategy) {
     const auto strategy = ParseStrategy(*options.strategy);
     if (!strategy) return strategy.error().At("--strategy");
+    // In a grid over pp it is one that some cells have no use for.
+    if (strategy->pp == 1 && strategy->schedule != Strategy().schedule) {
+      return InvalidInput("schedule: has no effect: needs pp of at least 2",
+                          "--strategy");
+    }
     auto plan = PlanFromStrategy(graph, cluster, *strategy);
     if (!plan) return plan.error().At("--strategy");
     if (strategy->sp) {

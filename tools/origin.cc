@@ -23,8 +23,7 @@ std::string Today() {
 ProfileOrigin OriginOf(int ranks, const std::string& devices) {
   Machine machine = ReadMachine();
   ProfileOrigin origin;
-  origin.host = (machine.cpu.empty() ? "unknown CPU" : machine.cpu) + ", " +
-                std::to_string(machine.cpus) + " cores";
+  origin.host = machine.cpu + ", " + std::to_string(machine.cpus) + " cores";
   origin.date = Today();
   origin.libraries = "tessera's kernels, compiled by GCC " __VERSION__;
   if (!devices.empty()) {

@@ -124,8 +124,8 @@ Result<ProfileJob> ReadProfileJob(
     if (!options.plan.empty() || options.strategy) {
       return InvalidInput("a plan or strategy needs its model", "--model");
     }
-    for (const char* flag :
-         {"--global-batch", "--seq-len", "--dtype", "--set", "--end-of-text"}) {
+    for (const char* flag : {"--global-batch", "--seq-len", "--dtype", "--set",
+                             "--end-of-text", "--stochastic-rounding"}) {
       if (!options.Given(flag)) continue;
       return InvalidInput("has no effect: it needs a --model", flag);
     }

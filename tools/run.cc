@@ -17,8 +17,8 @@
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/profile/profile_io.h"
 #include "costmodel/simulate/simulator.h"
+#include "planner/base/file.h"
 #include "planner/base/table.h"
-#include "planner/io/file.h"
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/plan_io.h"
@@ -28,6 +28,7 @@
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "runtime/checkpoint.h"
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/launch/backend.h"
@@ -814,8 +815,7 @@ Result<int> TrainInThreads(const Options& options, const Job& job, int ranks) {
   const Result<int>* worst = &*codes[0];
   for (const auto& code : codes) {
     if (*code) continue;
-    const bool told =
-        code->error().ToString().find(" aborted: ") != std::string::npos;
+    const bool told = RankToldOf(code->error()).has_value();
     if (*worst || !told) worst = &*code;
     if (!told) break;
   }

@@ -12,7 +12,7 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
-#include "planner/io/file.h"
+#include "planner/base/file.h"
 #include "planner/io/plan_io.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/adapt.h"
@@ -181,9 +181,7 @@ Error NoPlan(const SearchSpace& space, const Error& error, bool interrupted) {
 Error NoneFits(const Options& options, const Evaluation& step) {
   const double limit = SearchOptionsOf(options).time_limit;
   const std::string within =
-      limit > 0 && options.proposals != 0
-          ? " in " + FormatTime(limit) + " (--time-limit)"
-          : "";
+      limit > 0 ? " in " + FormatTime(limit) + " (--time-limit)" : "";
   return {
       ErrorCode::kInfeasible,
       "no plan was found that fits" + within + ": " + step.violations.front(),
@@ -231,12 +229,9 @@ Result<int> RunSearch(const Options& options) {
   SearchOptions search = SearchOptionsOf(options);
   TESSERA_TRY(search.starts, StartsOf(options, space, inputs));
   PrintWarnings(inputs);
-  // All that is done is within the limit, from reading on. Without proposals
-  // there is none to the answer.
-  const bool limits_answer = options.time_limit_s || options.proposals != 0;
-  AnswerTime time(space, evaluator, clock,
-                  limits_answer ? search.time_limit : 0);
-  if (limits_answer && search.time_limit > 0) {
+  // All that is done is within the limit, from reading on.
+  AnswerTime time(space, evaluator, clock, search.time_limit);
+  if (search.time_limit > 0) {
     search.time_limit = std::max(search.time_limit - clock.Seconds(), kNoTime);
     search.answer_time = [&](const Plan& plan) {
       return time.SecondsToKeep(plan);

@@ -12,12 +12,11 @@ SearchOptions SearchOptionsOf(const Options& options) {
   search.chains = options.chains;
   search.temperature = options.temperature;
   search.threads = ThreadCount(options.threads);
-  search.proposals = options.proposals.value_or(0);
+  search.proposals = options.proposals;
   search.time_limit = options.proposals ? 0 : kDefaultSearchTime;
   if (options.time_limit_s) {
     search.time_limit = std::max(*options.time_limit_s, kNoTime);
   }
-  if (options.proposals == 0) search.time_limit = kNoTime;
   return search;
 }
 

@@ -201,7 +201,9 @@ std::string NotSimulatedText(bool too_large, bool late) {
 }
 
 // Why the search ended, where that is no limit that was given.
-std::string EndText(const Options& options, const SearchResult& result) {
+std::string EndText(const Options& options, const SearchAnswer& answer) {
+  const SearchResult& result = answer.result;
+  if (answer.interrupted) return ", interrupted";
   if (result.proposals == 0) {
     return options.proposals == 0 || options.time_limit_s == 0.0
                ? ""
@@ -292,7 +294,7 @@ std::string SearchText(const Options& options, const SearchAnswer& answer) {
           "/s), " + std::to_string(result.accepted) + " accepted, " +
           std::to_string(result.uniform_strategies) +
           " uniform strategies swept to start from, seed " +
-          std::to_string(options.seed) + EndText(options, result) + "\n";
+          std::to_string(options.seed) + EndText(options, answer) + "\n";
   if (!answer.plan_file.empty()) text += "  plan: " + answer.plan_file + "\n";
   return text;
 }

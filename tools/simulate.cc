@@ -2,7 +2,7 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/simulate/simulator.h"
-#include "planner/io/file.h"
+#include "planner/base/file.h"
 #include "planner/io/plan_io.h"
 #include "planner/io/timeline_io.h"
 #include "planner/lower/lower.h"

@@ -151,14 +151,19 @@ Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
   result.mfu = result.model_flops / (seconds * peak);
   result.mfu_causal =
       ModelFlops(graph, /*halve_causal=*/true).value / (seconds * peak);
+  result.peak_is_assumed = std::ranges::all_of(
+      cluster.device_types,
+      [](const DeviceType& type) { return type.shared_memory; });
   const double again = RecomputedFlops(graph, cluster, plan);
   result.hfu = (result.model_flops + again) / (seconds * peak);
   return result;
 }
 
 std::string FlopsText(const Throughput& rates) {
-  return FormatRate({rates.model_tflops_per_gpu * 1e12}) + " per device: MFU " +
-         FormatPercent(rates.mfu) +
+  const std::string rate =
+      FormatRate({rates.model_tflops_per_gpu * 1e12}) + " per device";
+  if (rates.peak_is_assumed) return rate;
+  return rate + ": MFU " + FormatPercent(rates.mfu) +
          " (causal attention halved: " + FormatPercent(rates.mfu_causal) +
          "), HFU " + FormatPercent(rates.hfu);
 }

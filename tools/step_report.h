@@ -23,12 +23,14 @@ struct Throughput {
   double mfu = 0;
   double mfu_causal = 0;  // causal attention counted half
   double hfu = 0;         // with recomputed work
+  // Of a host's cores, which are of any kind: MFU and HFU may exceed 1.
+  bool peak_is_assumed = false;
 };
 Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
                         const Plan& plan, Duration step_time);
 
 // "218 TFLOP/s per device: MFU 70.0 % (causal attention halved: 66.7 %), HFU
-// 70.0 %".
+// 70.0 %", or "80.4 GFLOP/s per device".
 std::string FlopsText(const Throughput& rates);
 
 // The fields of `tessera simulate --json`. REQUIRES (both): the evaluation is

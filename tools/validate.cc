@@ -311,7 +311,11 @@ Result<int> RunValidate(const Options& options) {
   } else {
     std::cout << ReportText(report, results) << std::flush;
   }
-  return 0;
+  // Of a table of which nothing is predicted the report says why.
+  const bool any = std::ranges::any_of(results, [](const RunResult& result) {
+    return result.predicted_s.has_value();
+  });
+  return any ? 0 : 1;
 }
 
 }  // namespace tessera

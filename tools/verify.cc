@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/file.h"
 #include "planner/base/table.h"
-#include "planner/io/file.h"
 #include "planner/io/json_value.h"
 #include "planner/io/plan_io.h"
 #include "tools/flags.h"

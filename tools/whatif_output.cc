@@ -32,6 +32,9 @@ std::string BottleneckText(const Prediction& p) {
   return p.bottleneck + " " + FormatPercent(p.bottleneck_share);
 }
 
+// What is longer would make the table wider than a screen, and stands below it.
+constexpr size_t kLongestProblem = 36;
+
 // The columns of a cell behind its values; a problem stands in the last.
 std::vector<Row> CellRows(const WhatifResult& result) {
   Row heading;
@@ -42,6 +45,10 @@ std::vector<Row> CellRows(const WhatifResult& result) {
                  {"devices", "step", UnitText(result) + "/s", "MFU"});
   if (runs) heading.insert(heading.end(), {"days", "cost"});
   heading.insert(heading.end(), {"memory", "held up by"});
+  const auto problem = [](const Cell& cell) {
+    const std::string text = ProblemText(cell);
+    return text.size() > kLongestProblem ? "not possible, see below" : text;
+  };
   if (result.replanned) heading.emplace_back("plan");
   std::vector<Row> rows = {heading};
   for (const Cell& cell : result.cells) {
@@ -51,7 +58,7 @@ std::vector<Row> CellRows(const WhatifResult& result) {
       while (row.size() + 1 + (result.replanned ? 1 : 0) < heading.size()) {
         row.emplace_back("-");
       }
-      row.push_back(ProblemText(cell));
+      row.push_back(problem(cell));
       if (result.replanned) row.emplace_back("-");
       continue;
     }
@@ -64,8 +71,7 @@ std::vector<Row> CellRows(const WhatifResult& result) {
       row.push_back(p.run->usd ? UsdText(*p.run->usd) : "no price");
     }
     row.push_back(MemoryText(p));
-    row.push_back(p.evaluation.feasible() ? BottleneckText(p)
-                                          : ProblemText(cell));
+    row.push_back(p.evaluation.feasible() ? BottleneckText(p) : problem(cell));
     if (result.replanned) row.push_back(p.strategy);
   }
   return rows;
@@ -98,12 +104,19 @@ std::string GoodputText(const Goodput& goodput) {
   return text;
 }
 
+// What people call a plan that has no strategy.
+std::string PlanNameLine(const std::string& of, const Cell& cell) {
+  if (!cell.prediction || cell.prediction->plan_name.empty()) return "";
+  return "  " + Wrap(of + ": " + cell.prediction->plan_name, 4) + "\n";
+}
+
 // One cell in full.
 std::string CellText(const Cell& cell) {
   std::string out;
   if (!cell.prediction) return "  " + ProblemText(cell) + "\n";
   const Prediction& p = *cell.prediction;
-  out += Line("plan", p.strategy + " on " + std::to_string(p.devices) +
+  const std::string& name = p.plan_name.empty() ? p.strategy : p.plan_name;
+  out += Line("plan", name + " on " + std::to_string(p.devices) +
                           " devices of " + std::to_string(p.nodes) +
                           (p.nodes == 1 ? " node" : " nodes"));
   out += Line("step time", FormatTime(p.evaluation.step_time) + ", by " +
@@ -194,6 +207,7 @@ Json PredictionJson(const Prediction& p) {
   const SourceShares& sources = p.evaluation.sources;
   Json json = Json::Object(
       {{"strategy", p.strategy},
+       {"plan_name", p.plan_name},
        {"devices", p.devices},
        {"nodes", p.nodes},
        {"global_batch", p.global_batch},
@@ -428,6 +442,25 @@ TableRows CheapestRows(const WhatifResult& result) {
   return rows;
 }
 
+namespace {
+
+// The other answers, which cost no more beyond the best than predictions of
+// step times are off.
+std::vector<const Offer*> AsCheap(const Cheapest& cheapest) {
+  std::vector<const Offer*> as_cheap;
+  const Prediction& best = *cheapest.offers[*cheapest.best].cell.prediction;
+  for (size_t i = 0; i < cheapest.offers.size(); ++i) {
+    const Offer& offer = cheapest.offers[i];
+    if (i == *cheapest.best || !offer.refused.empty()) continue;
+    const Prediction& p = *offer.cell.prediction;
+    const double band = std::max(p.band.median, best.band.median);
+    if (*p.run->usd <= (1 + band) * *best.run->usd) as_cheap.push_back(&offer);
+  }
+  return as_cheap;
+}
+
+}  // namespace
+
 std::string CheapestAnswer(const WhatifResult& result) {
   const auto& best = result.cheapest->best;
   if (!best) return "none of them is an answer";
@@ -435,9 +468,17 @@ std::string CheapestAnswer(const WhatifResult& result) {
       std::ranges::all_of(result.cheapest->offers, [](const Offer& offer) {
         return !offer.cell.prediction || offer.cell.prediction->run->usd;
       });
-  return std::string("the cheapest ") +
-         (all_have_prices ? "is " : "of those with a price is ") +
-         result.cheapest->offers[*best].cluster;
+  std::string text = std::string("the cheapest ") +
+                     (all_have_prices ? "is " : "of those with a price is ") +
+                     result.cheapest->offers[*best].cluster;
+  std::string others;
+  for (const Offer* offer : AsCheap(*result.cheapest)) {
+    others += (others.empty() ? "" : ", ") + offer->cluster;
+  }
+  if (!others.empty()) {
+    text += "; no dearer than predictions are off: " + others;
+  }
+  return text;
 }
 
 TableRows FitRows(const Fit& fit) {
@@ -527,7 +568,14 @@ std::string WhatifText(const WhatifResult& result) {
   if (result.cells.size() == 1) {
     parts.push_back(CellText(result.cells[0]));
   } else if (!result.cells.empty()) {
-    parts.push_back(FormatTable(CellRows(result)));
+    std::string table = FormatTable(CellRows(result));
+    for (const Cell& cell : result.cells) {
+      table += PlanNameLine(CellName(cell), cell);
+      const std::string problem = ProblemText(cell);
+      if (problem.size() <= kLongestProblem) continue;
+      table += "  " + Wrap(CellName(cell) + ": " + problem, 4) + "\n";
+    }
+    parts.push_back(std::move(table));
   }
   if (result.jitter) {
     const Jitter& jitter = *result.jitter;
@@ -546,6 +594,7 @@ std::string WhatifText(const WhatifResult& result) {
   if (result.cheapest) {
     std::string text = FormatTable(CheapestRows(result)) + "\n";
     for (const Offer& offer : result.cheapest->offers) {
+      text += PlanNameLine(offer.cluster, offer.cell);
       if (offer.refused.empty()) continue;
       text += "  " + offer.cluster + ": " + offer.refused + "\n";
     }
@@ -621,6 +670,10 @@ Json WhatifJson(const WhatifResult& result) {
              Json::Object(
                  {{"best", best ? Json(result.cheapest->offers[*best].cluster)
                                 : Json()},
+                  {"as_cheap",
+                   Json::ArrayOf(best ? AsCheap(*result.cheapest)
+                                      : std::vector<const Offer*>(),
+                                 [](const Offer* o) { return o->cluster; })},
                   {"offers", Json::ArrayOf(result.cheapest->offers, offer)}}));
   }
   if (result.fit) {

@@ -357,7 +357,8 @@ std::string CellTable(const WhatifResult& result) {
       out += "<td>" + Escaped(text) + "</td>";
     };
     add(std::to_string(p.devices));
-    out += "<td class=\"words\">" + Escaped(p.strategy) + "</td>";
+    out += "<td class=\"words\">" +
+           Escaped(p.plan_name.empty() ? p.strategy : p.plan_name) + "</td>";
     add(FormatTime(p.evaluation.step_time));
     add(FormatCount(p.tokens_per_s));
     add(FormatPercent(p.mfu));

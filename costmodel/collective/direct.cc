@@ -56,10 +56,10 @@ Rounds DirectRounds(CommKind kind, const CollectiveGroup& group) {
   const int n = group.ranks;
   Rounds out;
   out.chunks = n;
+  out.own_share = 1.0 / n;
   out.owner.resize(static_cast<size_t>(n));
   std::iota(out.owner.begin(), out.owner.end(), 0);
   if (IsExchange(kind)) {
-    out.own_share = 1.0 / n;
     if (n > kMostExact) {
       out.chunks = kSample + 1;
       out.rounds.push_back(SampledPairs(n));

@@ -95,6 +95,7 @@ Rounds HierarchicalRounds(CommKind kind, const CollectiveGroup& group) {
   const Levels shape = LevelsOf(group);
   Rounds out;
   out.chunks = shape.rings * shape.local * shape.hosts;
+  out.own_share = 1.0 / group.ranks;
   for (int k = 0; k < shape.rings; ++k) {
     for (int j = 0; j < shape.local; ++j) {
       for (int a = 0; a < shape.hosts; ++a) {

@@ -30,7 +30,7 @@ constexpr size_t kMaxDecisions = 100'000;
 constexpr size_t kMaxSeen = 20'000;
 constexpr size_t kMaxPrograms = 20'000;
 constexpr size_t kMaxBlocks = 10'000;
-constexpr size_t kMaxStages = 2'000;
+constexpr size_t kMaxBlocksOfStages = 40'000;  // of all stages
 constexpr size_t kMaxPeaks = 100'000;
 // Of 200 bytes.
 constexpr size_t kMaxUniform = 1'000'000;
@@ -634,7 +634,8 @@ Evaluator::NumberedStage Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
     key.push_back(wiring << 32 | blocks[b]->number);
     key.push_back(behind_first << 32 | stage.chunks[i]);
   }
-  return Remember(stages_, kMaxStages, key, [&] {
+  const size_t most = kMaxBlocksOfStages / stage.blocks.size();
+  return Remember(stages_, std::max<size_t>(most, 1), key, [&] {
     std::vector<StageMember> members;
     for (size_t i = 0; i < stage.blocks.size(); ++i) {
       const auto b = static_cast<size_t>(stage.blocks[i]);

@@ -137,7 +137,7 @@ LeastUpdate LeastUpdateOf(const Graph& graph, const Cluster& cluster,
   for (const DeviceType& device : cluster.device_types) {
     const BytesPerSecond reached =
         device.memory_bandwidth * device.memory_efficiency;
-    rate = std::max(rate, reached.value);
+    rate = std::max(rate, reached.value / device.slowness);
   }
   bool has_hosts = false;
   for (const Device& device : cluster.devices) {
@@ -208,7 +208,8 @@ StepBound LowerBound(const Graph& graph, const Cluster& cluster,
     }
     double least = std::numeric_limits<double>::infinity();
     for (const DeviceType& device : cluster.device_types) {
-      least = std::min(least, LeastSeconds(device, stack, query));
+      least =
+          std::min(least, device.slowness * LeastSeconds(device, stack, query));
     }
     (query.op_class == OpClass::kMemory ? others : products) += least;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -24,6 +25,10 @@ struct Account {
   std::vector<std::optional<int>> positions;
   MemoryUse now;
   MemoryUse peak;
+  // While which task, with what beside the values; before any where none.
+  std::optional<size_t> peak_task;
+  Bytes staged_at_peak;
+  Bytes scratch_at_peak;
 
   void Add(MemoryCategory category, Bytes bytes) {
     now.parts[static_cast<size_t>(category)] += bytes;
@@ -34,8 +39,16 @@ struct Account {
     part = part - bytes;
     now.total = now.total - bytes;
   }
-  void Note() {
-    if (now.total > peak.total) peak = now;
+  // While a task runs.
+  void Note(size_t task, Bytes staged, Bytes scratch) {
+    if (now.total + staged + scratch <= peak.total) return;
+    peak = now;
+    peak.parts[static_cast<size_t>(MemoryCategory::kCommunication)] += staged;
+    peak.parts[static_cast<size_t>(MemoryCategory::kWorkspace)] += scratch;
+    peak.total += staged + scratch;
+    peak_task = task;
+    staged_at_peak = staged;
+    scratch_at_peak = scratch;
   }
 };
 
@@ -128,7 +141,7 @@ void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
     }
     held[v] = value.persistent;
   }
-  for (Account& account : accounts) account.Note();
+  for (Account& account : accounts) account.peak = account.now;
 
   // The last task that uses a buffer, by the root of its values.
   std::vector<size_t> root(tasks.values.size());
@@ -168,11 +181,7 @@ void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
               ? ScratchBytes(task, tasks.values, tasks.group(task.group),
                              position == kLargest ? std::nullopt : position)
               : Bytes{};
-      account->Add(MemoryCategory::kCommunication, staged);
-      account->Add(MemoryCategory::kWorkspace, scratch);
-      account->Note();
-      account->Remove(MemoryCategory::kWorkspace, scratch);
-      account->Remove(MemoryCategory::kCommunication, staged);
+      account->Note(t, staged, scratch);
     }
     // What is used twice by its last task ends once.
     each(task, [&](ValueId id) {
@@ -203,6 +212,16 @@ std::vector<MemoryUse> Peaks(const TaskGraph& tasks,
   return peaks;
 }
 
+// With the largest shards.
+Account AccountOf(const TaskGraph& tasks, const DeviceSet& devices) {
+  Account account;
+  account.positions.resize(tasks.world.index());
+  for (const GroupId group : devices.groups) {
+    account.positions[group.index()] = kLargest;
+  }
+  return account;
+}
+
 }  // namespace
 
 std::string SizeText(Bytes bytes) {
@@ -223,10 +242,7 @@ std::string SizeText(Bytes bytes) {
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
   std::vector<Account> accounts;
   for (const DeviceSet& set : DeviceSets(tasks.plan_groups())) {
-    Account& account = accounts.emplace_back();
-    account.positions.resize(tasks.world.index());
-    for (GroupId group : set.groups)
-      account.positions[group.index()] = kLargest;
+    accounts.push_back(AccountOf(tasks, set));
   }
   return Peaks(tasks, std::move(accounts), tier);
 }
@@ -277,57 +293,44 @@ std::vector<DeviceSet> AlikeDevices(const TaskGraph& tasks) {
   return classes;
 }
 
-std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks,
-                                   const DeviceSet& devices, size_t most,
-                                   MemoryTier tier) {
+std::vector<HeldBuffer> LargestAtPeak(const TaskGraph& tasks,
+                                      const DeviceSet& devices, size_t most,
+                                      MemoryTier tier) {
+  std::vector<Account> accounts = {AccountOf(tasks, devices)};
+  WalkTasks(tasks, accounts, tier);
+  const Account& account = accounts[0];
   // Each buffer's first and last task on the devices.
-  const size_t count = tasks.tasks.size();
-  std::vector<size_t> first(tasks.values.size(), count);
-  std::vector<size_t> last(tasks.values.size(), 0);
-  for (size_t t = 0; t < count; ++t) {
+  std::vector<std::optional<size_t>> first(tasks.values.size());
+  std::vector<size_t> last(tasks.values.size());
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
     if (!Holds(devices, task.group)) continue;
     for (const auto* ids : {&task.reads, &task.writes}) {
       for (ValueId id : *ids) {
         const size_t root = tasks.Root(id).index();
-        first[root] = std::min(first[root], t);
+        if (!first[root]) first[root] = t;
         last[root] = t;
       }
     }
   }
-  std::vector<ValueId> buffers;
-  std::vector<Bytes> change(count + 1);  // of what is held, before each task
+  std::vector<HeldBuffer> buffers;
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const Value& value = tasks.values[v];
     const ValueId id(static_cast<int64_t>(v));
     if (value.alias_of.valid() || value.tier != tier) continue;
-    if (value.persistent) {
-      if (!Holds(devices, value.group) && value.group != tasks.world) continue;
-      first[v] = 0;
-      last[v] = count;
-    }
-    if (first[v] == count) continue;
-    buffers.push_back(id);
-    if (value.persistent) continue;
-    const Bytes bytes = LargestBytes(tasks, id);
-    change[first[v]] += bytes;
-    change[last[v] + 1] = change[last[v] + 1] - bytes;
+    const bool held = value.persistent ? Holds(devices, value.group) ||
+                                             value.group == tasks.world
+                                       : account.peak_task && first[v] &&
+                                             *first[v] <= *account.peak_task &&
+                                             last[v] >= *account.peak_task;
+    if (held) buffers.push_back({LargestBytes(tasks, id), value.category, id});
   }
-  size_t peak = 0;
-  Bytes held;
-  Bytes highest;
-  for (size_t t = 0; t < count; ++t) {
-    held += change[t];
-    if (held <= highest) continue;
-    highest = held;
-    peak = t;
-  }
-  std::erase_if(buffers, [&](ValueId id) {
-    return first[id.index()] > peak || last[id.index()] < peak;
-  });
-  std::stable_sort(buffers.begin(), buffers.end(), [&](ValueId a, ValueId b) {
-    return LargestBytes(tasks, a) > LargestBytes(tasks, b);
-  });
+  const auto add = [&](Bytes bytes, MemoryCategory category) {
+    if (bytes > Bytes{}) buffers.push_back({bytes, category, {}});
+  };
+  add(account.staged_at_peak, MemoryCategory::kCommunication);
+  add(account.scratch_at_peak, MemoryCategory::kWorkspace);
+  std::ranges::stable_sort(buffers, std::greater(), &HeldBuffer::bytes);
   buffers.resize(std::min(buffers.size(), most));
   return buffers;
 }
@@ -336,15 +339,20 @@ std::string LargestAtPeakText(const TaskGraph& tasks, const Graph& graph,
                               const DeviceSet& devices, MemoryTier tier,
                               size_t most) {
   std::string text;
-  for (ValueId id : LargestAtPeak(tasks, devices, most, tier)) {
-    const Value& value = tasks.value(id);
+  for (const HeldBuffer& buffer : LargestAtPeak(tasks, devices, most, tier)) {
     if (!text.empty()) text += ", ";
-    text += SizeText(LargestBytes(tasks, id)) + " ";
-    text += value.what.empty() ? NameOf(value.category) : value.what;
-    if (value.tensor.valid()) text += " " + graph.tensor(value.tensor).name;
-    if (value.category != MemoryCategory::kParameter &&
-        value.category != MemoryCategory::kGradient) {
-      text += " (" + std::string(NameOf(value.category)) + ")";
+    text += SizeText(buffer.bytes) + " ";
+    if (!buffer.value.valid()) {
+      const bool staged = buffer.category == MemoryCategory::kCommunication;
+      text += staged ? "of messages" : "of a kernel";
+    } else {
+      const Value& value = tasks.value(buffer.value);
+      text += value.what.empty() ? NameOf(value.category) : value.what;
+      if (value.tensor.valid()) text += " " + graph.tensor(value.tensor).name;
+    }
+    if (buffer.category != MemoryCategory::kParameter &&
+        buffer.category != MemoryCategory::kGradient) {
+      text += " (" + std::string(NameOf(buffer.category)) + ")";
     }
   }
   return text;

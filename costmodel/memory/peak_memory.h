@@ -39,11 +39,18 @@ std::vector<MemoryUse> PeakMemoryOf(const TaskGraph& tasks,
 // (These may differ in what they stage, where one of several replicas sends.)
 std::vector<DeviceSet> AlikeDevices(const TaskGraph& tasks);
 
-// What a device of the set keeps on a tier at the first moment of the peak, the
-// largest `most` buffers, largest first.
-std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks,
-                                   const DeviceSet& devices, size_t most,
-                                   MemoryTier tier = MemoryTier::kDevice);
+struct HeldBuffer {
+  Bytes bytes;
+  MemoryCategory category = MemoryCategory::kActivation;
+  ValueId value;  // invalid: what the task stages, or its kernel's scratch
+  bool operator==(const HeldBuffer&) const = default;
+};
+// What a device of the set keeps on a tier at the first moment of the peak of
+// PeakMemory, the largest `most` buffers, largest first. All of them together
+// are the peak; of files, but for the gaps of their layout.
+std::vector<HeldBuffer> LargestAtPeak(const TaskGraph& tasks,
+                                      const DeviceSet& devices, size_t most,
+                                      MemoryTier tier = MemoryTier::kDevice);
 
 // For people: "1.2 GB", "310.0 MB".
 std::string SizeText(Bytes bytes);

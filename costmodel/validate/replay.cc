@@ -4,6 +4,7 @@
 #include <charconv>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/words.h"
@@ -21,6 +22,9 @@ using Words = std::vector<std::string>;
 // reduce_bucket_size and allgather_bucket_size are 5e8 values by default
 // (deepspeed.ai/docs/config-json), of 16 bits.
 constexpr Bytes kDeepSpeedBucket{1'000'000'000};
+
+// No published model has heads as narrow.
+constexpr int64_t kLeastWidth = 8;
 
 // The number that a text is; nothing for words.
 std::optional<int64_t> NumberIn(std::string_view text) {
@@ -223,6 +227,36 @@ std::string RecomputeTextOf(const PublishedRun& run) {
   return text;
 }
 
+// What the row says twice, or of parts that its model has not, agrees; and its
+// words are known.
+Result<void> CheckColumns(const PublishedRun& run, int64_t replicas) {
+  if (run.dp > 0 && run.dp != replicas) {
+    return CannotMap("is " + std::to_string(run.dp) + ", but " +
+                         std::to_string(run.gpus) + " GPUs are " +
+                         std::to_string(replicas) + " times tp pp cp",
+                     "dp");
+  }
+  for (const auto& [column, value, least] :
+       {std::tuple<std::string_view, int64_t, int64_t>{"ep", run.ep, 2},
+        {"topk", run.topk, 1}}) {
+    if (run.experts > 0 || value < least) continue;
+    return CannotMap(
+        "is " + std::to_string(value) + ", but the model has no experts",
+        column);
+  }
+  const std::string parallel = Lower(run.seq_parallel);
+  if (!parallel.empty() && !ReadYes(parallel)) {
+    return CannotMap("'" + run.seq_parallel + "'", "seq_parallel");
+  }
+  // A plain yes says that there is some flash attention.
+  const std::string flash = Lower(run.flash_attn);
+  if (!flash.empty() && !ReadYes(flash) && !ReadAttention(flash) &&
+      !Has(flash, "flash")) {
+    return CannotMap("'" + run.flash_attn + "'", "flash_attn");
+  }
+  return {};
+}
+
 // Megatron or Hugging Face's layers under DeepSpeed's engine.
 bool IsDeepSpeed(const PublishedRun& run) {
   const std::string source = Lower(run.source);
@@ -326,6 +360,7 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
                      "gpus");
   }
   const int64_t replicas = run.gpus / dense;
+  TESSERA_RETURN_IF_ERROR(CheckColumns(run, replicas));
   if (strategy.tp > 1 && strategy.ep % strategy.tp == 0 &&
       IsNvidiaRecipe(run)) {
     // Its recipes have whole experts on a tensor rank, and count those ranks in
@@ -533,6 +568,13 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   const auto kv_heads =
       run.kv_heads.empty() ? std::optional(run.heads) : NumberIn(run.kv_heads);
   if (!kv_heads) return CannotMap("'" + run.kv_heads + "'", "kv_heads");
+  if (run.hidden % run.heads != 0 || run.hidden / run.heads < kLeastWidth) {
+    return CannotMap(
+        "is " + std::to_string(run.heads) + ": expected a divisor of hidden, " +
+            std::to_string(run.hidden) + ", that leaves each head at least " +
+            std::to_string(kLeastWidth),
+        "heads");
+  }
   const std::string kind = Lower(run.ffn_kind);
   bool gated = kind.starts_with("swiglu") || kind.starts_with("geglu");
   // "2880(expert)" is a number, too.
@@ -568,8 +610,7 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
     Set(json, "num_key_value_heads", static_cast<double>(*kv_heads));
     Set(json, "intermediate_size", static_cast<double>(*ffn));
     Set(json, "vocab_size", static_cast<double>(vocab));
-    if (run.hidden % std::max<int64_t>(1, run.heads) != 0 ||
-        run.hidden / run.heads % 2 != 0) {
+    if (run.hidden / run.heads % 2 != 0) {
       Set(json, "head_dim", 64);
       assumptions.push_back("heads of 64");
     }

@@ -323,7 +323,8 @@ std::optional<ZeroWords> ReadZero(std::string_view text) {
   if (zero.group == 1) zero.group = 0;
   if (IsNo(text) || text == "fsdp=0" || text == "fsdp 0") return zero;
   if (!text.empty() && text[0] >= '0' && text[0] <= '3' &&
-      (text.size() == 1 || (!IsLetter(text[1]) && !IsDigit(text[1])))) {
+      (text.size() == 1 ||
+       (!IsLetter(text[1]) && !IsDigit(text[1]) && text[1] != '.'))) {
     zero.stage = text[0] - '0';
     return zero;
   }

@@ -236,6 +236,7 @@ Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
     if (!losses.links[l]) rest.links.push_back(cluster.links[l]);
   }
   rest = Without(rest, std::move(losses.vertices));
+  // What was valid can have lost only its ways.
   if (const auto errors = Validate(rest); !errors.empty()) {
     return InvalidInput("without it the devices do not reach each other: " +
                             errors.front().ToString(),
@@ -269,6 +270,7 @@ void SlowDownLinks(const std::vector<size_t>& links, double factor,
       slow.name += "-slow" + std::to_string(cluster.link_types.size());
       slow.bandwidth = slow.bandwidth / factor;
       slow.in_switch_bandwidth = slow.in_switch_bandwidth / factor;
+      slow.slowness *= factor;
       const int number = static_cast<int>(cluster.link_types.size());
       cluster.link_types.push_back(std::move(slow));
       found = slower.emplace(type, number).first;
@@ -311,11 +313,7 @@ void SlowDown(const std::vector<DeviceId>& devices, double factor,
     auto found = slower.find(device.type);
     if (found == slower.end()) {
       DeviceType type = cluster.device_types[static_cast<size_t>(device.type)];
-      type.name += "-slow" + std::to_string(cluster.device_types.size());
-      ScalePeaks(1 / factor, type);
-      type.memory_bandwidth = type.memory_bandwidth / factor;
-      type.launch_overhead =
-          Duration::FromSeconds(type.launch_overhead.seconds() * factor);
+      type.slowness *= factor;
       const int number = static_cast<int>(cluster.device_types.size());
       cluster.device_types.push_back(std::move(type));
       found = slower.emplace(device.type, number).first;

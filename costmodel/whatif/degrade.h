@@ -17,7 +17,7 @@ namespace tessera {
 // loses a device the others leave too, as schedulers drain it, unless it is the
 // only one. What was done is said in `notes`. Ranks and nodes are numbered
 // anew. Errors: a part that there is not, one given twice, and what leaves
-// devices that do not reach each other, or none.
+// devices that do not reach each other, or none. REQUIRES: `cluster` is valid.
 Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
                   std::vector<std::string>& notes);
 
@@ -25,10 +25,10 @@ Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
 void ScalePeaks(double factor, DeviceType& type);
 
 // Makes a device ("device17", "node3.gpu1") or all of a node ("node3") slower
-// by `factor`: its peaks and memory bandwidth are divided by it, and the launch
-// overhead is multiplied. Of any other vertex ("node3.nic0") its links, or the
-// links between two ("node3.gpu1--node3.nvswitch"), have so much less
-// bandwidth. REQUIRES: factor > 0.
+// by `factor`, a type of its own by the same name (DeviceType::slowness). Of
+// any other vertex ("node3.nic0") its links, or the links between two
+// ("node3.gpu1--node3.nvswitch"), have so much less bandwidth
+// (LinkType::slowness). REQUIRES: factor > 0.
 Result<void> SlowDown(std::string_view part, double factor, Cluster& cluster);
 void SlowDown(const std::vector<DeviceId>& devices, double factor,
               Cluster& cluster);

@@ -35,6 +35,13 @@ bool IsIn(std::span<const LinkClass> classes, LinkClass link_class) {
   return std::ranges::find(classes, link_class) != classes.end();
 }
 
+// "inter" of "fabric.inter".
+std::string_view ShortName(LinkClass link_class) {
+  const auto row =
+      std::ranges::find(LinkClasses(), link_class, &LinkClassRow::link_class);
+  return row->name.substr(row->name.find('.') + 1);
+}
+
 }  // namespace
 
 std::span<const LinkClassRow> LinkClasses() {
@@ -133,9 +140,7 @@ bool ScaleLinks(LinkClass link_class, double bandwidth, double latency,
       type.start = Duration::FromSeconds(type.start.seconds() * latency);
       int number = link.type;
       if (of_others[old]) {
-        type.name +=
-            "-" +
-            std::string(link_class == LinkClass::kInter ? "inter" : "intra");
+        type.name += "-" + std::string(ShortName(link_class));
         number = static_cast<int>(cluster.link_types.size());
         cluster.link_types.push_back(type);
       } else {

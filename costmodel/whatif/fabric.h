@@ -38,7 +38,8 @@ std::optional<LinkType> ReferenceLink(const Cluster& cluster,
                                       LinkClass link_class);
 
 // Multiplies bandwidth and latency of all links of the class. A type that links
-// of other classes have too is parted. False where there are none.
+// of other classes have too is parted: these have one named after the class,
+// "pcie4-inter". False where there are none.
 bool ScaleLinks(LinkClass link_class, double bandwidth, double latency,
                 Cluster& cluster);
 

@@ -5,7 +5,10 @@
 
 #include "planner/base/threads.h"
 #include "planner/plan/stages.h"
+#include "planner/plan/strategy.h"
 #include "planner/plan/validate.h"
+#include "planner/search/explain.h"
+#include "planner/search/search_space.h"
 
 namespace tessera {
 namespace {
@@ -30,6 +33,10 @@ Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
   TESSERA_TRY(Case made, MakeCase(scenario, models));
   TESSERA_TRY(Plan plan, PlanForCell(made, options));
   cell.prediction = Predict(made, plan, options.predict);
+  if (options.replan && !UniformStrategy(*made.index, made.cluster, plan)) {
+    cell.prediction->plan_name =
+        TextbookName(SearchSpace(*made.graph, made.cluster), plan);
+  }
   cell.notes = std::move(made.notes);
   if (options.keep_plans) {
     cell.plan = std::move(plan);

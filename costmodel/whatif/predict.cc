@@ -90,10 +90,7 @@ void FillUpkeep(const Case& of, const PredictOptions& options,
   }
   if (host.storage_read.value > 0) {
     input.restart += state / host.storage_read.value;
-    // Tokens and labels, 4 bytes each.
-    const double data = 8.0 * static_cast<double>(graph.global_batch) *
-                        static_cast<double>(graph.seq_len) / nodes;
-    input.load = data / host.storage_read.value;
+    input.load = DataBytes(graph) / nodes / host.storage_read.value;
   } else {
     result.missing.emplace_back("host.storage_read");
   }
@@ -113,6 +110,31 @@ double CheckpointBytes(const Graph& graph, const TrainingOptions& training) {
   const int64_t numbers = (1 + optimizer.moments) * ParameterCount(graph) +
                           (optimizer.factored ? FactoredElements(graph) : 0);
   return 4.0 * static_cast<double>(numbers);
+}
+
+double DataBytes(const Graph& graph) {
+  double bytes = 0;
+  double label = 0;  // of a sample
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.kind != TensorKind::kInput || tensor.sample_dim < 0) continue;
+    double elements = 1;
+    for (const int64_t extent : tensor.shape) {
+      elements *= static_cast<double>(extent);
+    }
+    const std::string_view name = tensor.name;
+    if (name == "tokens" || name == "source" || name == "dense" ||
+        name.starts_with("categories.")) {
+      bytes += 4 * elements;
+    } else if (name == "images") {
+      bytes += elements;
+    } else if (name == "patches") {
+      // The first patch of a sample is none of the image.
+      bytes += elements * (1 - 1 / static_cast<double>(tensor.shape[1]));
+    }
+    if (name == "dense") label = 4;
+    if (name == "images" || name == "patches") label = 1;
+  }
+  return bytes + label * static_cast<double>(graph.global_batch);
 }
 
 FullestDevice FullestOf(const Cluster& cluster, const Plan& plan,

@@ -52,6 +52,8 @@ struct PredictOptions {
 
 struct Prediction {
   std::string strategy;  // in words
+  // TextbookName of a plan that is not uniform, where it was searched for.
+  std::string plan_name;
   int devices = 0;
   int nodes = 0;
   int64_t global_batch = 0;
@@ -101,5 +103,11 @@ Prediction Predict(const Case& of, const Plan& plan,
 // Bytes of parameters and optimizer state that a checkpoint keeps: fp32 weights
 // and, with AdamW, two moments (Rajbhandari et al. 2020: 12 bytes a parameter).
 double CheckpointBytes(const Graph& graph, const TrainingOptions& training);
+
+// Bytes of the samples of a step in a file that runs read (runtime/data): a
+// byte for each pixel of an image and one for its label; 4 for each number, id
+// and label of a click; 4 for each token (the widest format), from which labels
+// and positions follow.
+double DataBytes(const Graph& graph);
 
 }  // namespace tessera

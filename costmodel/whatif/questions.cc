@@ -145,7 +145,8 @@ Result<Scaling> ScalingOf(const Scenario& scenario,
   TESSERA_TRY(const Case base, MakeCase(scenario, models));
   const int first = CountOf(base.cluster);
   const int per_node = static_cast<int>(base.cluster.devices.size()) / first;
-  const int most = std::max(first, question.most_devices / per_node);
+  const int most =
+      std::max(first, std::min(kMostNodes, question.most_devices / per_node));
   Scaling scaling;
   int enough = 0;
   int beyond = 0;  // where it is not efficient, or does not run
@@ -217,6 +218,7 @@ Result<Cheapest> CheapestOf(const Scenario& scenario,
                             const std::vector<std::string>& clusters,
                             double days, const GridOptions& options,
                             ModelCache& models) {
+  TESSERA_CHECK(options.predict.run.tokens > 0) << "nothing to pay for";
   std::vector<Scenario> scenarios;
   for (const std::string& cluster : clusters) {
     const auto loaded = LoadCluster(cluster);

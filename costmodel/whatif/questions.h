@@ -32,8 +32,8 @@ struct Scaling {
 // Doubles the nodes of the scenario's preset until efficiency falls under the
 // question's, or it does not run, then looks between at eighths of the gap that
 // run. What does not run beyond the first point says nothing of efficiency.
-// Begins with the scenario, however large. REQUIRES: the scenario sets no
-// "nodes".
+// Begins with the scenario, however large, and goes to at most kMostNodes.
+// REQUIRES: the scenario sets no "nodes".
 Result<Scaling> ScalingOf(const Scenario& scenario,
                           const ScalingQuestion& question,
                           const GridOptions& options, ModelCache& models);
@@ -50,7 +50,7 @@ struct Cheapest {
   std::optional<size_t> best;  // the least USD of those that are answers
 };
 // Which of `clusters` trains options.predict.run.tokens in at most `days`
-// (0: however long) for the least money.
+// (0: however long) for the least money. REQUIRES: there are some.
 Result<Cheapest> CheapestOf(const Scenario& scenario,
                             const std::vector<std::string>& clusters,
                             double days, const GridOptions& options,

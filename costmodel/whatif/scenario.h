@@ -51,8 +51,9 @@ Result<void> SetModelKeys(const std::string& model,
 // Whether a path is of a field of the cluster: "device.", "link.", "fabric." or
 // of the cluster's file, known or not.
 bool IsClusterField(const std::string& path);
-// Sets such fields, in order; `notes` has what did not apply. Errors name the
-// path, or the figure of the result with which no step can be timed.
+// Sets such fields, in order; `notes` has what did not apply. The result is
+// valid (planner/ir/cluster.h). Errors name the path, and the field of a
+// cluster file that it makes wrong, if that is another.
 Result<void> SetClusterFields(std::span<const Setting> settings,
                               Cluster& cluster,
                               std::vector<std::string>& notes);
@@ -65,6 +66,9 @@ struct Axis {
 Result<Axis> ParseAxis(std::string_view text);
 // The path of the cluster file that `path` stands for, or `path`.
 std::string FilePathOf(const std::string& path);
+
+// That "nodes" can be.
+inline constexpr int kMostNodes = 65536;
 
 struct Scenario {
   std::string model;

@@ -5,15 +5,18 @@
 
 namespace tessera {
 
-int64_t FreeList::Take(int64_t bytes) {
+std::optional<int64_t> FreeList::TakeGap(int64_t bytes) {
   bytes = Rounded(bytes);
   const auto found = by_size_.lower_bound({bytes, 0});
-  if (found != by_size_.end()) {
-    const auto [size, offset] = *found;
-    Erase(offset);
-    if (size > bytes) Insert(offset + bytes, size - bytes);
-    return offset;
-  }
+  if (found == by_size_.end()) return std::nullopt;
+  const auto [size, offset] = *found;
+  Erase(offset);
+  if (size > bytes) Insert(offset + bytes, size - bytes);
+  return offset;
+}
+
+int64_t FreeList::Take(int64_t bytes) {
+  if (const auto gap = TakeGap(bytes)) return *gap;
   // The last gap may reach the end and be widened.
   int64_t offset = end_;
   if (!gaps_.empty()) {
@@ -23,14 +26,14 @@ int64_t FreeList::Take(int64_t bytes) {
       Erase(last);
     }
   }
-  end_ = offset + bytes;
+  end_ = offset + Rounded(bytes);
   return offset;
 }
 
 void FreeList::Give(int64_t offset, int64_t bytes) {
   bytes = Rounded(bytes);
   const auto next = gaps_.lower_bound(offset);
-  if (next != gaps_.begin()) {
+  if (next != gaps_.begin() && !added_.contains(offset)) {
     const auto [before, size] = *std::prev(next);
     if (before + size == offset) {
       Erase(before);
@@ -38,11 +41,18 @@ void FreeList::Give(int64_t offset, int64_t bytes) {
       bytes += size;
     }
   }
-  if (const auto after = gaps_.find(offset + bytes); after != gaps_.end()) {
+  const int64_t end = offset + bytes;
+  const auto after = gaps_.find(end);
+  if (after != gaps_.end() && !added_.contains(end)) {
     const int64_t size = after->second;
-    Erase(offset + bytes);
+    Erase(end);
     bytes += size;
   }
+  Insert(offset, bytes);
+}
+
+void FreeList::Add(int64_t offset, int64_t bytes) {
+  added_.insert(offset);
   Insert(offset, bytes);
 }
 

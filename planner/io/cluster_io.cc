@@ -1,7 +1,11 @@
 #include "planner/io/cluster_io.h"
 
+#include <google/protobuf/descriptor.h>
+
+#include <algorithm>
 #include <cmath>
 
+#include "planner/base/indexed.h"
 #include "planner/io/proto_field_io.h"
 #include "planner/io/proto_file_io.h"
 #include "planner/topology/topologies.h"
@@ -22,11 +26,6 @@ proto::VertexKind ToProto(VertexKind kind) {
     ++value;
   }
   return static_cast<proto::VertexKind>(value);
-}
-
-std::string At(std::string_view list, int index, std::string_view field) {
-  return std::string(list) + "[" + std::to_string(index) + "]." +
-         std::string(field);
 }
 
 // Within the range of Duration, and a number.
@@ -72,60 +71,72 @@ proto::Stack ToProto(const Stack& stack) {
   return row;
 }
 
+proto::DeviceType ToProto(const DeviceType& type) {
+  proto::DeviceType row;
+  row.set_name(type.name);
+  row.set_source(type.source);
+  row.set_memory_bytes(type.memory.value);
+  row.set_peak_fp64_flops_per_second(type.peak_fp64.value);
+  row.set_peak_fp32_flops_per_second(type.peak_fp32.value);
+  row.set_peak_bf16_flops_per_second(type.peak_bf16.value);
+  row.set_peak_fp16_flops_per_second(type.peak_fp16.value);
+  row.set_memory_bandwidth_bytes_per_second(type.memory_bandwidth.value);
+  row.set_compute_efficiency(type.compute_efficiency);
+  row.set_memory_efficiency(type.memory_efficiency);
+  row.set_sustained_rate(type.sustained_rate);
+  row.set_slowness(type.slowness);
+  row.set_launch_overhead_seconds(type.launch_overhead.seconds());
+  row.set_concurrent_streams(type.concurrent_streams);
+  row.set_shared_memory(type.shared_memory);
+  row.set_peak_fp8_flops_per_second(type.peak_fp8.value);
+  row.set_peak_fp4_flops_per_second(type.peak_fp4.value);
+  row.set_generation(std::string(NameOf(type.generation)));
+  row.set_multiprocessors(type.multiprocessors);
+  if (type.upkeep == Upkeep{}) return row;
+  proto::Upkeep& upkeep = *row.mutable_upkeep();
+  upkeep.set_source(type.upkeep.source);
+  upkeep.set_price_usd_per_hour(type.upkeep.price);
+  upkeep.set_power_watts(type.upkeep.power);
+  upkeep.set_mtbf_seconds(type.upkeep.mtbf);
+  return row;
+}
+
+proto::LinkType ToProto(const LinkType& type) {
+  proto::LinkType row;
+  row.set_name(type.name);
+  row.set_source(type.source);
+  row.set_bandwidth_bytes_per_second(type.bandwidth.value);
+  row.set_latency_seconds(type.latency.seconds());
+  row.set_start_seconds(type.start.seconds());
+  row.set_in_switch_bandwidth_bytes_per_second(type.in_switch_bandwidth.value);
+  row.set_slowness(type.slowness);
+  return row;
+}
+
+proto::Host ToProto(const Host& host) {
+  proto::Host row;
+  row.set_source(host.source);
+  row.set_memory_bytes(host.memory.value);
+  row.set_memory_bandwidth_bytes_per_second(host.memory_bandwidth.value);
+  row.set_device_link_bytes_per_second(host.device_link.value);
+  row.set_storage_bytes(host.storage.value);
+  row.set_storage_read_bytes_per_second(host.storage_read.value);
+  row.set_storage_write_bytes_per_second(host.storage_write.value);
+  return row;
+}
+
 proto::Cluster ToProto(const Cluster& cluster) {
   proto::Cluster out;
   out.set_schema_version(kSchemaVersion);
   out.set_name(cluster.name);
   out.set_collective(cluster.collective);
   for (const DeviceType& type : cluster.device_types) {
-    proto::DeviceType& row = *out.add_device_types();
-    row.set_name(type.name);
-    row.set_source(type.source);
-    row.set_memory_bytes(type.memory.value);
-    row.set_peak_fp64_flops_per_second(type.peak_fp64.value);
-    row.set_peak_fp32_flops_per_second(type.peak_fp32.value);
-    row.set_peak_bf16_flops_per_second(type.peak_bf16.value);
-    row.set_peak_fp16_flops_per_second(type.peak_fp16.value);
-    row.set_memory_bandwidth_bytes_per_second(type.memory_bandwidth.value);
-    row.set_compute_efficiency(type.compute_efficiency);
-    row.set_memory_efficiency(type.memory_efficiency);
-    row.set_sustained_rate(type.sustained_rate);
-    row.set_launch_overhead_seconds(type.launch_overhead.seconds());
-    row.set_concurrent_streams(type.concurrent_streams);
-    row.set_shared_memory(type.shared_memory);
-    row.set_peak_fp8_flops_per_second(type.peak_fp8.value);
-    row.set_peak_fp4_flops_per_second(type.peak_fp4.value);
-    row.set_generation(std::string(NameOf(type.generation)));
-    row.set_multiprocessors(type.multiprocessors);
-    if (type.upkeep != Upkeep{}) {
-      proto::Upkeep& upkeep = *row.mutable_upkeep();
-      upkeep.set_source(type.upkeep.source);
-      upkeep.set_price_usd_per_hour(type.upkeep.price);
-      upkeep.set_power_watts(type.upkeep.power);
-      upkeep.set_mtbf_seconds(type.upkeep.mtbf);
-    }
+    *out.add_device_types() = ToProto(type);
   }
   for (const LinkType& type : cluster.link_types) {
-    proto::LinkType& row = *out.add_link_types();
-    row.set_name(type.name);
-    row.set_source(type.source);
-    row.set_bandwidth_bytes_per_second(type.bandwidth.value);
-    row.set_latency_seconds(type.latency.seconds());
-    row.set_start_seconds(type.start.seconds());
-    row.set_in_switch_bandwidth_bytes_per_second(
-        type.in_switch_bandwidth.value);
+    *out.add_link_types() = ToProto(type);
   }
-  if (cluster.host) {
-    proto::Host& row = *out.mutable_host();
-    row.set_source(cluster.host->source);
-    row.set_memory_bytes(cluster.host->memory.value);
-    row.set_memory_bandwidth_bytes_per_second(
-        cluster.host->memory_bandwidth.value);
-    row.set_device_link_bytes_per_second(cluster.host->device_link.value);
-    row.set_storage_bytes(cluster.host->storage.value);
-    row.set_storage_read_bytes_per_second(cluster.host->storage_read.value);
-    row.set_storage_write_bytes_per_second(cluster.host->storage_write.value);
-  }
+  if (cluster.host) *out.mutable_host() = ToProto(*cluster.host);
   if (cluster.stack != Stack()) *out.mutable_stack() = ToProto(cluster.stack);
   for (const Vertex& vertex : cluster.vertices) {
     proto::Vertex& row = *out.add_vertices();
@@ -147,130 +158,152 @@ proto::Cluster ToProto(const Cluster& cluster) {
   return out;
 }
 
+Result<DeviceType> FromProto(const proto::DeviceType& row,
+                             const std::string& at) {
+  DeviceType type;
+  type.name = row.name();
+  type.source = row.source();
+  type.memory = {row.memory_bytes()};
+  type.peak_fp64 = {row.peak_fp64_flops_per_second()};
+  type.peak_fp32 = {row.peak_fp32_flops_per_second()};
+  type.peak_bf16 = {row.peak_bf16_flops_per_second()};
+  type.peak_fp16 = {row.peak_fp16_flops_per_second()};
+  type.memory_bandwidth = {row.memory_bandwidth_bytes_per_second()};
+  type.compute_efficiency = row.compute_efficiency();
+  type.memory_efficiency = row.memory_efficiency();
+  type.sustained_rate = row.sustained_rate();
+  if (row.has_slowness()) type.slowness = row.slowness();
+  TESSERA_TRY(type.launch_overhead,
+              ToDuration(row.launch_overhead_seconds(),
+                         at + ".launch_overhead_seconds"));
+  type.concurrent_streams = row.concurrent_streams();
+  type.shared_memory = row.shared_memory();
+  type.peak_fp8 = {row.peak_fp8_flops_per_second()};
+  type.peak_fp4 = {row.peak_fp4_flops_per_second()};
+  auto generation = ParseGpuGeneration(row.generation());
+  if (!generation) return generation.error().At(at + ".generation");
+  type.generation = *generation;
+  type.multiprocessors = row.multiprocessors();
+  type.upkeep = {row.upkeep().source(), row.upkeep().price_usd_per_hour(),
+                 row.upkeep().power_watts(), row.upkeep().mtbf_seconds()};
+  return type;
+}
+
+Result<LinkType> FromProto(const proto::LinkType& row, const std::string& at) {
+  LinkType type;
+  type.name = row.name();
+  type.source = row.source();
+  type.bandwidth = {row.bandwidth_bytes_per_second()};
+  TESSERA_TRY(type.latency,
+              ToDuration(row.latency_seconds(), at + ".latency_seconds"));
+  if (row.has_start_seconds()) {
+    TESSERA_TRY(type.start,
+                ToDuration(row.start_seconds(), at + ".start_seconds"));
+  }
+  type.in_switch_bandwidth = {row.in_switch_bandwidth_bytes_per_second()};
+  if (row.has_slowness()) type.slowness = row.slowness();
+  return type;
+}
+
+Host FromProto(const proto::Host& row) {
+  return {row.source(),
+          {row.memory_bytes()},
+          {row.memory_bandwidth_bytes_per_second()},
+          {row.device_link_bytes_per_second()},
+          {row.storage_bytes()},
+          {row.storage_read_bytes_per_second()},
+          {row.storage_write_bytes_per_second()}};
+}
+
+// Of an enum of the file whose values are those of `Enum`, up to `last`.
+template <typename Enum, typename ProtoEnum>
+Result<Enum> ToEnum(ProtoEnum value, ProtoEnum last, std::string_view names,
+                    const std::string& where) {
+  if (value < 0 || value > last) {
+    return InvalidInput("must be " + std::string(names), where);
+  }
+  return static_cast<Enum>(value);
+}
+
+Result<StackMemory> FromProto(const proto::StackMemory& row) {
+  StackMemory memory;
+  memory.dropout_masks = row.dropout_masks();
+  memory.fp16_gradients = row.fp16_gradients();
+  memory.bf16_gradients = row.bf16_gradients();
+  memory.gradient_copies = row.gradient_copies();
+  memory.whole_gradients = row.whole_gradients();
+  memory.zero_bucket = {row.zero_bucket_bytes()};
+  TESSERA_TRY(memory.logits,
+              ToEnum<StackLogits>(row.logits(), proto::STACK_LOGITS_NEVER,
+                                  "STACK_LOGITS_AS_VALUES, _FP32 or _NEVER",
+                                  "stack.memory.logits"));
+  memory.context = {row.context_bytes()};
+  memory.communicator = {row.communicator_bytes()};
+  memory.fragmentation = row.fragmentation();
+  return memory;
+}
+
+Result<Stack> FromProto(const proto::Stack& row) {
+  Stack stack;
+  stack.name = row.name();
+  stack.source = row.source();
+  TESSERA_TRY(stack.host_per_operator,
+              ToDuration(row.host_seconds_per_operator(),
+                         "stack.host_seconds_per_operator"));
+  stack.overlaps = row.overlaps();
+  TESSERA_TRY(
+      stack.attention,
+      ToEnum<StackAttention>(row.attention(), proto::STACK_ATTENTION_UNFUSED,
+                             "STACK_ATTENTION_FUSED, _FLASH_1 or _UNFUSED",
+                             "stack.attention"));
+  stack.fuses_projections = row.fuses_projections();
+  stack.fuses_elementwise = row.fuses_elementwise();
+  stack.logits_passes = row.logits_passes();
+  stack.kernel_traffic = row.kernel_traffic();
+  stack.optimizer_traffic = row.optimizer_traffic();
+  stack.sustained = row.sustained();
+  stack.sharded_bandwidth = {row.sharded_bytes_per_second()};
+  TESSERA_TRY(stack.host_per_shard, ToDuration(row.host_seconds_per_shard(),
+                                               "stack.host_seconds_per_shard"));
+  TESSERA_TRY(stack.split_sends,
+              ToEnum<SplitSends>(row.split_sends(), proto::SPLIT_SENDS_ALWAYS,
+                                 "SPLIT_SENDS_NEVER, _FORWARD or _ALWAYS",
+                                 "stack.split_sends"));
+  stack.tensor_exposed = row.tensor_exposed();
+  if (row.has_experts_exposed()) stack.experts_exposed = row.experts_exposed();
+  stack.experts_once_per_host = row.experts_once_per_host();
+  TESSERA_TRY(stack.products,
+              ToEnum<ProductType>(row.products(), proto::PRODUCT_TYPE_FP4,
+                                  "PRODUCT_TYPE_AS_VALUES, _FP8 or _FP4",
+                                  "stack.products"));
+  TESSERA_TRY(stack.memory, FromProto(row.memory()));
+  return stack;
+}
+
 Result<Cluster> FromProto(const proto::Cluster& in) {
   Cluster out;
   out.name = in.name();
   out.collective = in.collective();
   for (int i = 0; i < in.device_types_size(); ++i) {
-    const proto::DeviceType& row = in.device_types(i);
-    DeviceType type;
-    type.name = row.name();
-    type.source = row.source();
-    type.memory = {row.memory_bytes()};
-    type.peak_fp64 = {row.peak_fp64_flops_per_second()};
-    type.peak_fp32 = {row.peak_fp32_flops_per_second()};
-    type.peak_bf16 = {row.peak_bf16_flops_per_second()};
-    type.peak_fp16 = {row.peak_fp16_flops_per_second()};
-    type.memory_bandwidth = {row.memory_bandwidth_bytes_per_second()};
-    type.compute_efficiency = row.compute_efficiency();
-    type.memory_efficiency = row.memory_efficiency();
-    type.sustained_rate = row.sustained_rate();
-    TESSERA_TRY(type.launch_overhead,
-                ToDuration(row.launch_overhead_seconds(),
-                           At("device_types", i, "launch_overhead_seconds")));
-    type.concurrent_streams = row.concurrent_streams();
-    type.shared_memory = row.shared_memory();
-    type.peak_fp8 = {row.peak_fp8_flops_per_second()};
-    type.peak_fp4 = {row.peak_fp4_flops_per_second()};
-    auto generation = ParseGpuGeneration(row.generation());
-    if (!generation) {
-      return generation.error().At(At("device_types", i, "generation"));
-    }
-    type.generation = *generation;
-    type.multiprocessors = row.multiprocessors();
-    type.upkeep = {row.upkeep().source(), row.upkeep().price_usd_per_hour(),
-                   row.upkeep().power_watts(), row.upkeep().mtbf_seconds()};
+    TESSERA_TRY(DeviceType type,
+                FromProto(in.device_types(i), Indexed("device_types", i)));
     out.device_types.push_back(std::move(type));
   }
   for (int i = 0; i < in.link_types_size(); ++i) {
-    const proto::LinkType& row = in.link_types(i);
-    LinkType type;
-    type.name = row.name();
-    type.source = row.source();
-    type.bandwidth = {row.bandwidth_bytes_per_second()};
-    TESSERA_TRY(type.latency,
-                ToDuration(row.latency_seconds(),
-                           At("link_types", i, "latency_seconds")));
-    if (row.has_start_seconds()) {
-      TESSERA_TRY(type.start, ToDuration(row.start_seconds(),
-                                         At("link_types", i, "start_seconds")));
-    }
-    type.in_switch_bandwidth = {row.in_switch_bandwidth_bytes_per_second()};
+    TESSERA_TRY(LinkType type,
+                FromProto(in.link_types(i), Indexed("link_types", i)));
     out.link_types.push_back(std::move(type));
   }
-  if (in.has_host()) {
-    const proto::Host& row = in.host();
-    out.host = Host{row.source(),
-                    {row.memory_bytes()},
-                    {row.memory_bandwidth_bytes_per_second()},
-                    {row.device_link_bytes_per_second()},
-                    {row.storage_bytes()},
-                    {row.storage_read_bytes_per_second()},
-                    {row.storage_write_bytes_per_second()}};
-  }
+  if (in.has_host()) out.host = FromProto(in.host());
   if (in.has_stack()) {
-    const proto::Stack& row = in.stack();
-    out.stack.name = row.name();
-    out.stack.source = row.source();
-    TESSERA_TRY(out.stack.host_per_operator,
-                ToDuration(row.host_seconds_per_operator(),
-                           "stack.host_seconds_per_operator"));
-    out.stack.overlaps = row.overlaps();
-    if (row.attention() < 0 ||
-        row.attention() > proto::STACK_ATTENTION_UNFUSED) {
-      return InvalidInput("must be STACK_ATTENTION_FUSED, _FLASH_1 or _UNFUSED",
-                          "stack.attention");
-    }
-    out.stack.attention = static_cast<StackAttention>(row.attention());
-    out.stack.fuses_projections = row.fuses_projections();
-    out.stack.fuses_elementwise = row.fuses_elementwise();
-    out.stack.logits_passes = row.logits_passes();
-    out.stack.kernel_traffic = row.kernel_traffic();
-    out.stack.optimizer_traffic = row.optimizer_traffic();
-    out.stack.sustained = row.sustained();
-    out.stack.sharded_bandwidth = {row.sharded_bytes_per_second()};
-    TESSERA_TRY(out.stack.host_per_shard,
-                ToDuration(row.host_seconds_per_shard(),
-                           "stack.host_seconds_per_shard"));
-    if (row.split_sends() < 0 ||
-        row.split_sends() > proto::SPLIT_SENDS_ALWAYS) {
-      return InvalidInput("must be SPLIT_SENDS_NEVER, _FORWARD or _ALWAYS",
-                          "stack.split_sends");
-    }
-    out.stack.split_sends = static_cast<SplitSends>(row.split_sends());
-    out.stack.tensor_exposed = row.tensor_exposed();
-    if (row.has_experts_exposed()) {
-      out.stack.experts_exposed = row.experts_exposed();
-    }
-    out.stack.experts_once_per_host = row.experts_once_per_host();
-    if (row.products() < 0 || row.products() > proto::PRODUCT_TYPE_FP4) {
-      return InvalidInput("must be PRODUCT_TYPE_AS_VALUES, _FP8 or _FP4",
-                          "stack.products");
-    }
-    out.stack.products = static_cast<ProductType>(row.products());
-    const proto::StackMemory& memory = row.memory();
-    if (memory.logits() < 0 || memory.logits() > proto::STACK_LOGITS_NEVER) {
-      return InvalidInput("must be STACK_LOGITS_AS_VALUES, _FP32 or _NEVER",
-                          "stack.memory.logits");
-    }
-    StackMemory& kept = out.stack.memory;
-    kept.dropout_masks = memory.dropout_masks();
-    kept.fp16_gradients = memory.fp16_gradients();
-    kept.bf16_gradients = memory.bf16_gradients();
-    kept.gradient_copies = memory.gradient_copies();
-    kept.whole_gradients = memory.whole_gradients();
-    kept.zero_bucket = {memory.zero_bucket_bytes()};
-    kept.logits = static_cast<StackLogits>(memory.logits());
-    kept.context = {memory.context_bytes()};
-    kept.communicator = {memory.communicator_bytes()};
-    kept.fragmentation = memory.fragmentation();
+    TESSERA_TRY(out.stack, FromProto(in.stack()));
   }
   for (int i = 0; i < in.vertices_size(); ++i) {
     const int kind = in.vertices(i).kind();
     if (kind < 1 || kind > static_cast<int>(std::size(kVertexKinds))) {
       return InvalidInput(
           "must be VERTEX_KIND_DEVICE, _NIC, _BRIDGE or _SWITCH",
-          At("vertices", i, "kind"));
+          Indexed("vertices", i, "kind"));
     }
     out.vertices.push_back({kVertexKinds[kind - 1], in.vertices(i).name()});
   }
@@ -285,56 +318,66 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
   return out;
 }
 
-// Validate() names the struct's fields; the file's carry their units.
-std::string AsInFile(std::string where) {
-  static constexpr struct {
-    std::string_view field;
-    std::string_view in_file;
-  } kRenamed[] = {
-      {"].memory", "].memory_bytes"},
-      {"].peak_fp64", "].peak_fp64_flops_per_second"},
-      {"].peak_fp32", "].peak_fp32_flops_per_second"},
-      {"].peak_bf16", "].peak_bf16_flops_per_second"},
-      {"].peak_fp16", "].peak_fp16_flops_per_second"},
-      {"].peak_fp8", "].peak_fp8_flops_per_second"},
-      {"].peak_fp4", "].peak_fp4_flops_per_second"},
-      {"].memory_bandwidth", "].memory_bandwidth_bytes_per_second"},
-      {"].launch_overhead", "].launch_overhead_seconds"},
-      {"].upkeep.price", "].upkeep.price_usd_per_hour"},
-      {"].upkeep.power", "].upkeep.power_watts"},
-      {"].upkeep.mtbf", "].upkeep.mtbf_seconds"},
-      {"].bandwidth", "].bandwidth_bytes_per_second"},
-      {"].latency", "].latency_seconds"},
-      {"].start", "].start_seconds"},
-      {"].in_switch_bandwidth", "].in_switch_bandwidth_bytes_per_second"},
-      {"].from", "].from_vertex"},
-      {"host.memory", "host.memory_bytes"},
-      {"host.memory_bandwidth", "host.memory_bandwidth_bytes_per_second"},
-      {"host.device_link", "host.device_link_bytes_per_second"},
-      {"host.storage", "host.storage_bytes"},
-      {"host.storage_read", "host.storage_read_bytes_per_second"},
-      {"host.storage_write", "host.storage_write_bytes_per_second"},
-      {"].to", "].to_vertex"},
-  };
-  for (const auto& row : kRenamed) {
-    if (!where.ends_with(row.field)) continue;
-    where.resize(where.size() - row.field.size());
-    return where.append(row.in_file);
+// The fields of the file whose names are not the struct's, or these with a
+// unit.
+struct Renamed {
+  std::string_view message;
+  std::string_view field;
+  std::string_view in_file;
+};
+constexpr Renamed kRenamed[] = {
+    {"Device", "type", "device_type"},
+    {"Link", "from", "from_vertex"},
+    {"Link", "to", "to_vertex"},
+    {"Link", "type", "link_type"},
+    {"Stack", "host_per_operator", "host_seconds_per_operator"},
+    {"Stack", "host_per_shard", "host_seconds_per_shard"},
+    {"Stack", "sharded_bandwidth", "sharded_bytes_per_second"},
+};
+
+const google::protobuf::FieldDescriptor* FieldInFile(
+    const google::protobuf::Descriptor& type, const std::string& field) {
+  for (const Renamed& row : kRenamed) {
+    if (row.message == type.name() && row.field == field) {
+      return type.FindFieldByName(std::string(row.in_file));
+    }
   }
-  if (where.starts_with("devices[") && where.ends_with("].type")) {
-    return where.substr(0, where.size() - 4) + "device_type";
+  for (const char* const unit :
+       {"", "_bytes", "_bytes_per_second", "_flops_per_second", "_seconds",
+        "_usd_per_hour", "_watts"}) {
+    if (const auto* found = type.FindFieldByName(field + unit)) return found;
   }
-  if (where.starts_with("links[") && where.ends_with("].type")) {
-    return where.substr(0, where.size() - 4) + "link_type";
-  }
-  return where;
+  return nullptr;
 }
 
-// The first thing that is wrong with it, and how many more there are.
+// Validate() names the struct's fields: "link_types[1].bandwidth".
+std::string AsInFile(std::string_view where) {
+  const google::protobuf::Descriptor* type = proto::Cluster::descriptor();
+  std::string in_file;
+  while (!where.empty()) {
+    const std::string_view part = where.substr(0, where.find('.'));
+    where.remove_prefix(std::min(part.size() + 1, where.size()));
+    const std::string_view name = part.substr(0, part.find('['));
+    const auto* const field = FieldInFile(*type, std::string(name));
+    TESSERA_CHECK(field != nullptr) << type->name() << " has no " << name;
+    in_file += (in_file.empty() ? "" : ".") + std::string(field->name()) +
+               std::string(part.substr(name.size()));
+    type = field->message_type();
+  }
+  return in_file;
+}
+
 Result<Cluster> Checked(Result<Cluster> cluster) {
   if (!cluster) return cluster;
-  const std::vector<Error> errors = Validate(*cluster);
-  if (errors.empty()) return cluster;
+  TESSERA_RETURN_IF_ERROR(CheckCluster(*cluster));
+  return cluster;
+}
+
+}  // namespace
+
+Result<void> CheckCluster(const Cluster& cluster) {
+  const std::vector<Error> errors = Validate(cluster);
+  if (errors.empty()) return {};
   Error first = errors.front();
   first.where = AsInFile(first.where);
   if (errors.size() > 1) {
@@ -343,8 +386,6 @@ Result<Cluster> Checked(Result<Cluster> cluster) {
   }
   return first;
 }
-
-}  // namespace
 
 Result<Cluster> ReadCluster(const std::string& path) {
   proto::Cluster message;

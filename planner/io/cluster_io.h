@@ -34,6 +34,10 @@ Result<Cluster> WithFields(const Cluster& cluster,
 // All paths, units left out.
 std::vector<std::string> ClusterFieldPaths();
 
+// The first thing that is wrong with `cluster`, and how many more there are.
+// `where` is the field of the file, "link_types[1].bandwidth_bytes_per_second".
+Result<void> CheckCluster(const Cluster& cluster);
+
 // A cluster file when `spec_or_path` ends like one (.txtpb, .json, .pb), else
 // a preset such as "dgx-h200:1x1" (planner/topology/topologies.h).
 Result<Cluster> LoadCluster(std::string_view spec_or_path);

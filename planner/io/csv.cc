@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "planner/io/file.h"
+#include "planner/base/file.h"
 
 namespace tessera {
 namespace {

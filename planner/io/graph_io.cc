@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <unordered_map>
 
+#include "planner/base/file.h"
+#include "planner/base/indexed.h"
 #include "planner/base/table.h"
 #include "planner/io/json_value.h"
 #include "planner/io/proto_file_io.h"
@@ -18,12 +21,6 @@ constexpr double kMaxElements = 0x1p50;
 // The kinds of a forward graph in the order of the file's enum, from 1.
 constexpr TensorKind kTensorKinds[] = {TensorKind::kInput, TensorKind::kWeight,
                                        TensorKind::kActivation};
-
-std::string At(std::string_view list, int index, std::string_view field = "") {
-  std::string where = std::string(list) + "[" + std::to_string(index) + "]";
-  if (!field.empty()) where += "." + std::string(field);
-  return where;
-}
 
 // Positions of unique names, with the error for an unknown one.
 class NameIndex {
@@ -134,7 +131,7 @@ Result<DType> FloatDType(const std::string& name, const std::string& where) {
 Result<Tensor> FromProto(const proto::Tensor& row, int64_t global_batch,
                          int index) {
   const auto at = [&](std::string_view field) {
-    return At("tensors", index, field);
+    return Indexed("tensors", index, field);
   };
   Tensor tensor;
   tensor.name = row.name();
@@ -215,7 +212,7 @@ Result<void> Define(const proto::Operator& row, int index) {
       if (operand < 0) {
         return InvalidInput(
             "names operand " + std::to_string(operand) + ": they count from 0",
-            At("operators", index, field));
+            Indexed("operators", index, field));
       }
       to.push_back(static_cast<size_t>(operand));
     }
@@ -228,7 +225,7 @@ Result<void> Define(const proto::Operator& row, int index) {
   const auto defined = DefineOp(own);
   if (defined) return {};
   return InvalidInput(defined.error().message,
-                      At("operators", index, defined.error().where));
+                      Indexed("operators", index, defined.error().where));
 }
 
 Result<std::vector<Attribute>> ReadAttributes(const proto::Node& row,
@@ -236,7 +233,7 @@ Result<std::vector<Attribute>> ReadAttributes(const proto::Node& row,
   std::vector<Attribute> attributes;
   for (int i = 0; i < row.attributes_size(); ++i) {
     const proto::Attribute& attribute = row.attributes(i);
-    const std::string where = At("nodes", index, At("attributes", i));
+    const std::string where = Indexed("nodes", index, Indexed("attributes", i));
     attributes.push_back({attribute.name(), attribute.value()});
     std::string problem = AttributeProblem(op, attributes.back());
     if (!problem.empty()) return InvalidInput(std::move(problem), where);
@@ -248,7 +245,7 @@ Result<std::vector<Attribute>> ReadAttributes(const proto::Node& row,
                                        &AttributeDef::name);
     if (!def->list) {
       return InvalidInput("'" + attributes[i].name + "' occurs twice",
-                          At("nodes", index, "attributes"));
+                          Indexed("nodes", index, "attributes"));
     }
   }
   return attributes;
@@ -283,20 +280,23 @@ Result<Node> FromProto(const proto::Node& row, const NameIndex& own_ops,
   Node node;
   node.name = row.name();
   const auto op = FindOp(row.op());
-  if (!op) return InvalidInput(op.error().message, At("nodes", index, "op"));
+  if (!op) {
+    return InvalidInput(op.error().message, Indexed("nodes", index, "op"));
+  }
   node.op = *op;
   // Another file's is unknown here.
   if (OwnOpOf(*node.op) != nullptr) {
     const auto own =
-        own_ops.Find("operator", row.op(), At("nodes", index, "op"));
+        own_ops.Find("operator", row.op(), Indexed("nodes", index, "op"));
     if (!own) return own.error();
   }
   if (node.op->rule.empty() && node.op->adjoints.empty() &&
       node.op->form.accepts == nullptr) {
     return InvalidInput("'" + row.op() + "' is not a forward operator",
-                        At("nodes", index, "op"));
+                        Indexed("nodes", index, "op"));
   }
-  TESSERA_TRY(node.rule, ReadRule(row, *node.op, At("nodes", index, "rule")));
+  TESSERA_TRY(node.rule,
+              ReadRule(row, *node.op, Indexed("nodes", index, "rule")));
   TESSERA_TRY(node.attributes, ReadAttributes(row, *node.op, index));
   const auto expect = [&](std::string_view field, int found,
                           size_t wanted) -> Result<void> {
@@ -304,7 +304,7 @@ Result<Node> FromProto(const proto::Node& row, const NameIndex& own_ops,
     return InvalidInput("has " + std::to_string(found) + ": expected " +
                             std::to_string(wanted) + ", as its rule '" +
                             node.rule.ToString() + "'",
-                        At("nodes", index, field));
+                        Indexed("nodes", index, field));
   };
   TESSERA_RETURN_IF_ERROR(
       expect("operands", row.operands_size(), node.rule.operands.size()));
@@ -313,17 +313,17 @@ Result<Node> FromProto(const proto::Node& row, const NameIndex& own_ops,
   for (int i = 0; i < row.operands_size(); ++i) {
     TESSERA_TRY(const int tensor,
                 tensors.Find("tensor", row.operands(i),
-                             At("nodes", index, At("operands", i))));
+                             Indexed("nodes", index, Indexed("operands", i))));
     node.operands.push_back(TensorId(tensor));
   }
   for (int i = 0; i < row.results_size(); ++i) {
     TESSERA_TRY(const int tensor,
                 tensors.Find("tensor", row.results(i),
-                             At("nodes", index, At("results", i))));
+                             Indexed("nodes", index, Indexed("results", i))));
     node.results.push_back(TensorId(tensor));
   }
-  TESSERA_TRY(node.block,
-              blocks.Find("block", row.block(), At("nodes", index, "block")));
+  TESSERA_TRY(node.block, blocks.Find("block", row.block(),
+                                      Indexed("nodes", index, "block")));
   return node;
 }
 
@@ -331,6 +331,38 @@ Result<void> CheckPositive(int64_t value, std::string_view field) {
   if (value >= 1) return {};
   return InvalidInput("is " + std::to_string(value) + ": expected at least 1",
                       std::string(field));
+}
+
+// Of inputs of whole numbers that have places behind their samples, "tokens"
+// have those of the sequence; where there are none, one of the others has.
+Result<void> CheckSequence(const Graph& graph) {
+  const auto places = [&](size_t i) {
+    const Tensor& tensor = graph.tensors[i];
+    const auto behind = static_cast<size_t>(tensor.sample_dim + 1);
+    const bool has = tensor.kind == TensorKind::kInput &&
+                     tensor.sample_dim >= 0 && !IsFloat(tensor.dtype) &&
+                     behind < tensor.shape.size();
+    return has ? tensor.shape[behind] : 0;
+  };
+  std::optional<size_t> wrong;
+  bool any = false;
+  for (size_t i = 0; i < graph.tensors.size(); ++i) {
+    if (places(i) == 0) continue;
+    const bool same = places(i) == graph.seq_len;
+    if (graph.tensors[i].name == "tokens") {
+      wrong = same ? std::optional<size_t>() : i;
+      any = same;
+      break;
+    }
+    any = any || same || graph.seq_len == 1;  // what has no sequence
+    if (!same && !wrong) wrong = i;
+  }
+  if (any || !wrong) return {};
+  return InvalidInput("'" + graph.tensors[*wrong].name + "' has " +
+                          std::to_string(places(*wrong)) +
+                          " places: expected seq_len, " +
+                          std::to_string(graph.seq_len),
+                      Indexed("tensors", *wrong, "shape"));
 }
 
 Result<Graph> FromProto(const proto::Graph& message) {
@@ -346,7 +378,7 @@ Result<Graph> FromProto(const proto::Graph& message) {
     TESSERA_RETURN_IF_ERROR(Define(message.operators(i), i));
     if (!own_ops.Add(message.operators(i).name())) {
       return InvalidInput("'" + message.operators(i).name() + "' occurs twice",
-                          At("operators", i, "name"));
+                          Indexed("operators", i, "name"));
     }
   }
   NameIndex blocks;
@@ -354,7 +386,7 @@ Result<Graph> FromProto(const proto::Graph& message) {
     graph.blocks.push_back(message.blocks(i));
     if (!blocks.Add(message.blocks(i))) {
       return InvalidInput("'" + message.blocks(i) + "' occurs twice",
-                          At("blocks", i));
+                          Indexed("blocks", i));
     }
   }
   NameIndex tensors;
@@ -363,7 +395,7 @@ Result<Graph> FromProto(const proto::Graph& message) {
                 FromProto(message.tensors(i), graph.global_batch, i));
     if (!tensors.Add(tensor.name)) {
       return InvalidInput("'" + tensor.name + "' occurs twice",
-                          At("tensors", i, "name"));
+                          Indexed("tensors", i, "name"));
     }
     graph.tensors.push_back(std::move(tensor));
   }
@@ -374,7 +406,7 @@ Result<Graph> FromProto(const proto::Graph& message) {
                 FromProto(message.nodes(i), own_ops, tensors, blocks, i));
     if (!node_names.Add(node.name)) {
       return InvalidInput("'" + node.name + "' occurs twice",
-                          At("nodes", i, "name"));
+                          Indexed("nodes", i, "name"));
     }
     for (TensorId id : node.results) produced[id.index()] = true;
     graph.nodes.push_back(std::move(node));
@@ -382,13 +414,14 @@ Result<Graph> FromProto(const proto::Graph& message) {
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     if (graph.tensors[i].kind == TensorKind::kActivation && !produced[i]) {
       return InvalidInput("no node produces '" + graph.tensors[i].name + "'",
-                          At("tensors", static_cast<int>(i)));
+                          Indexed("tensors", static_cast<int>(i)));
     }
   }
   TESSERA_TRY(const int loss, tensors.Find("tensor", message.loss(), "loss"));
   graph.loss = TensorId(loss);
   const std::vector<Error> errors = Validate(graph);
   if (!errors.empty()) return errors[0];
+  TESSERA_RETURN_IF_ERROR(CheckSequence(graph));
   return graph;
 }
 
@@ -415,7 +448,7 @@ Result<void> WriteGraph(const std::string& path, const Graph& graph) {
 
 bool IsGraphFile(const std::string& path) {
   if (path.ends_with(".txtpb") || path.ends_with(".pb")) return true;
-  if (!path.ends_with(".json")) return false;
+  if (!path.ends_with(".json") || !IsRegularFile(path)) return false;
   const auto value = ReadJson(path);
   return value.has_value() && value->fields.contains("schema_version");
 }

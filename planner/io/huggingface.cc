@@ -1,10 +1,12 @@
 #include "planner/io/huggingface.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 
+#include "planner/base/file.h"
 #include "planner/base/table.h"
 #include "planner/io/zoo.h"
 
@@ -195,7 +197,12 @@ bool IsHuggingFace(const std::string& path) {
 }
 
 Result<JsonValue> ReadModelConfig(const std::string& path) {
-  if (!IsZoo(path)) return ReadJson(ConfigFile(path));
+  if (!IsZoo(path)) {
+    const std::string file = ConfigFile(path);
+    const bool readable = access(file.c_str(), R_OK) == 0;
+    if (readable && !IsRegularFile(file)) return NotRegular(file);
+    return ReadJson(file);
+  }
   TESSERA_TRY(const ZooModel* model, FindInZoo(path));
   auto values = ParseJson(model->config);
   if (!values) return values.error().At(path);

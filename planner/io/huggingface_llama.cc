@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "planner/base/indexed.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/transformer.h"
 
@@ -20,8 +21,10 @@ struct Relative {
   bool mlp_bias = false;
   bool head_norm = false;  // RMS norms of queries and keys
   bool tied = false;       // where the config does not say
+  int64_t head_size = 0;   // where the config does not say; 0: hidden / heads
   int64_t window = 0;      // 0: none
-  int64_t first_windowed_layer = 0;
+  std::vector<bool> windowed = {};  // by layer; empty: all have the window
+  bool reads_layer_types = false;   // which say it where there are some
   double embedding_scale = 1;
   double embedding_dropout = 0;
   double residual_dropout = 0;
@@ -45,14 +48,59 @@ bool HasExperts(const Relative& relative, int64_t layer) {
              relative.dense_layers.end();
 }
 
+// Which layers have the window. transformers writes it down in "layer_types"
+// since 4.53; families that do not read it have to agree with it.
+std::vector<bool> WindowedLayers(ModelConfig& config, const Relative& relative,
+                                 int64_t layers) {
+  constexpr std::string_view kTypes = "layer_types";
+  constexpr std::string_view kSliding = "sliding_attention";
+  constexpr std::string_view kFull = "full_attention";
+  std::vector<bool> windowed = relative.windowed;
+  if (windowed.empty()) {
+    windowed.assign(static_cast<size_t>(layers), relative.window > 0);
+  }
+  if (!config.Has(kTypes)) return windowed;
+  std::vector<std::string> types = config.Strings(kTypes);
+  // One type for all says it of any number of layers (--set model.layers=N).
+  const bool one = !types.empty() &&
+                   std::ranges::count(types, types[0]) == std::ssize(types);
+  if (one) types.resize(windowed.size(), std::string(types[0]));
+  if (types.size() != windowed.size()) {
+    config.Wrong(kTypes, "has " + std::to_string(types.size()) +
+                             " items: expected one for each of " +
+                             std::to_string(layers) +
+                             " layers, or null for what the family has");
+    return windowed;
+  }
+  for (size_t i = 0; i < types.size(); ++i) {
+    const bool sliding = types[i] == kSliding;
+    std::string expected;
+    if (!sliding && types[i] != kFull) {
+      expected = std::string(kFull) + " or " + std::string(kSliding);
+    } else if (sliding && relative.window == 0) {
+      expected = std::string(kFull) + ", as the model has no window";
+    } else if (!relative.reads_layer_types && sliding != windowed[i]) {
+      expected = std::string(windowed[i] ? kSliding : kFull) +
+                 ", as the family has in all such layers";
+    }
+    if (!expected.empty()) {
+      config.Wrong(Indexed(kTypes, static_cast<int>(i)),
+                   "is '" + types[i] + "': expected " + expected);
+      break;
+    }
+    windowed[i] = sliding;
+  }
+  return windowed;
+}
+
 Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
                     int64_t key_value_heads, const Relative& relative) {
   const int64_t hidden = config.Size("hidden_size");
   const int64_t layers = config.Layers("num_hidden_layers");
   const Vocabulary vocabulary = ReadVocabulary(config);
   const int64_t inner = config.Size("intermediate_size");
-  const int64_t head_size =
-      config.Has("head_dim") ? config.Size("head_dim") : 0;
+  const int64_t head_size = config.Size("head_dim", relative.head_size);
+  const std::vector<bool> windowed = WindowedLayers(config, relative, layers);
   const Heads heads =
       ReadHeads(config, "hidden_size", "num_attention_heads", key_value_heads,
                 "num_key_value_heads", head_size);
@@ -95,7 +143,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
     const std::string name = "model.layers." + std::to_string(layer);
     model.BeginBlock(name);
     attention.window =
-        layer >= relative.first_windowed_layer ? relative.window : 0;
+        windowed[static_cast<size_t>(layer)] ? relative.window : 0;
     TensorId y = model.RmsNorm(name + ".input_layernorm", x, epsilon);
     y = model.Attention(name + ".self_attn", relative.attention, y, attention);
     y = model.Dropout(name + ".resid_attn_dropout", y,
@@ -132,18 +180,32 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   return model.Finish("lm_head", x, matrix, vocabulary);
 }
 
-// A window that is null or absent is none.
-int64_t ReadWindow(ModelConfig& config) {
-  return config.Has("sliding_window") ? config.Size("sliding_window") : 0;
+// The window; 0 where it is null. `fallback`: where the config does not say.
+int64_t ReadWindow(ModelConfig& config, int64_t fallback) {
+  if (!config.values().fields.contains("sliding_window")) return fallback;
+  return config.Size("sliding_window", 0);
 }
 
-// Qwen's, which only some layers use, and only where they are told to.
+// Qwen's, which is used only where the config tells to.
 void ReadQwenWindow(ModelConfig& config, Relative& relative) {
+  relative.reads_layer_types = true;
   if (!config.Bool("use_sliding_window", false)) return;
-  relative.window = config.Size("sliding_window");
-  // The layers below use full attention.
-  relative.first_windowed_layer =
+  relative.window = ReadWindow(config, 4096);
+}
+
+bool IsAbove(int64_t layer, int64_t bound) {
+  return layer >= bound;
+}
+
+// Which layers have it, by their numbers and "max_window_layers".
+void SetWindowed(ModelConfig& config, Relative& relative,
+                 bool (*has)(int64_t layer, int64_t bound)) {
+  const auto bound =
       static_cast<int64_t>(config.Number("max_window_layers", 28, 0, 1e6));
+  const int64_t layers = config.Layers("num_hidden_layers");
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    relative.windowed.push_back(relative.window > 0 && has(layer, bound));
+  }
 }
 
 // `expert_capacity_factor` is Tessera's own key; transformers drops no tokens.
@@ -203,15 +265,15 @@ Result<Graph> BuildLlama(ModelConfig& config, const ImportOptions& options) {
 }
 
 Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options) {
-  return Build(
-      config, options, config.Size("num_key_value_heads"),
-      {.classes = DecoderClasses("Mistral"), .window = ReadWindow(config)});
+  return Build(config, options, config.Size("num_key_value_heads"),
+               {.classes = DecoderClasses("Mistral"),
+                .window = ReadWindow(config, 4096)});
 }
 
 Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options) {
   Relative relative = {
       .classes = DecoderClasses("Mixtral"),
-      .window = ReadWindow(config),
+      .window = ReadWindow(config, 0),
       .experts = ReadExperts(config, "num_local_experts", 8, 2, true),
       .expert_module = ".block_sparse_moe",
       .expert_inner = config.Size("intermediate_size")};
@@ -224,6 +286,7 @@ Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildQwen2(ModelConfig& config, const ImportOptions& options) {
   Relative relative = {.classes = DecoderClasses("Qwen2"), .qkv_bias = true};
   ReadQwenWindow(config, relative);
+  SetWindowed(config, relative, IsAbove);
   return Build(config, options, config.Size("num_key_value_heads"), relative);
 }
 
@@ -236,6 +299,10 @@ Result<Graph> BuildQwen2Moe(ModelConfig& config, const ImportOptions& options) {
       .expert_inner = config.Size("moe_intermediate_size"),
       .shared_inner = config.Size("shared_expert_intermediate_size")};
   ReadQwenWindow(config, relative);
+  // Every other one of the first layers.
+  SetWindowed(config, relative, [](int64_t layer, int64_t bound) {
+    return layer % 2 == 0 && layer < bound;
+  });
   ReadExpertLayers(config, relative);
   return Build(config, options, config.Size("num_key_value_heads"), relative);
 }
@@ -245,8 +312,10 @@ Result<Graph> BuildQwen3(ModelConfig& config, const ImportOptions& options) {
   Relative relative = {.classes = DecoderClasses("Qwen3"),
                        .qkv_bias = bias,
                        .out_bias = bias,
-                       .head_norm = true};
+                       .head_norm = true,
+                       .head_size = 128};
   ReadQwenWindow(config, relative);
+  SetWindowed(config, relative, IsAbove);
   return Build(config, options, KeyValueHeads(config), relative);
 }
 
@@ -261,6 +330,7 @@ Result<Graph> BuildQwen3Moe(ModelConfig& config, const ImportOptions& options) {
                              config.Bool("norm_topk_prob", false)),
       .expert_inner = config.Size("moe_intermediate_size")};
   ReadQwenWindow(config, relative);
+  relative.reads_layer_types = false;  // all layers have the window
   ReadExpertLayers(config, relative);
   return Build(config, options, config.Size("num_key_value_heads"), relative);
 }
@@ -275,6 +345,7 @@ Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options) {
       .qkv_bias = bias,
       .out_bias = bias,
       .tied = true,
+      .head_size = 256,
       .embedding_scale =
           std::sqrt(static_cast<double>(config.Size("hidden_size"))),
       .activation = "gelu_pytorch_tanh",
@@ -285,7 +356,7 @@ Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildPhi3(ModelConfig& config, const ImportOptions& options) {
   const Relative relative = {
       .classes = DecoderClasses("Phi3"),
-      .window = ReadWindow(config),
+      .window = ReadWindow(config, 0),
       // 0.99: with nothing kept there is nothing to scale.
       .embedding_dropout = config.Number("embd_pdrop", 0, 0, 0.99),
       .residual_dropout = config.Number("resid_pdrop", 0, 0, 0.99),

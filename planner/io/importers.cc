@@ -9,6 +9,7 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
+#include "planner/io/model_config.h"
 #include "planner/io/onnx.h"
 #include "planner/io/zoo.h"
 
@@ -60,8 +61,13 @@ Result<DType> ParseParameterType(std::string_view name) {
 Result<Graph> ImportModel(const std::string& path,
                           const ImportOptions& options) {
   struct stat status;
-  if (!IsZoo(path) && ::stat(path.c_str(), &status) != 0) {
-    return SystemError("cannot open", path, errno);
+  if (!IsZoo(path)) {
+    if (::stat(path.c_str(), &status) != 0) {
+      return SystemError("cannot open", path, errno);
+    }
+    if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) {
+      return NotRegular(path);
+    }
   }
   std::string known;
   for (const Importer& importer : Importers()) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
+#include <cstdlib>
 #include <optional>
 #include <set>
 #include <string>
@@ -26,6 +28,28 @@ std::string PlaceOf(std::string_view text, size_t position) {
   const size_t column =
       newline == std::string_view::npos ? position + 1 : position - newline;
   return std::to_string(line) + ":" + std::to_string(column);
+}
+
+// Of the character in front of a text in UTF-8 (RFC 3629); 0 where it is none.
+size_t Utf8Bytes(std::string_view text) {
+  const auto byte = [&](size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
+  };
+  const int first = byte(0);
+  if (first < 0x80) return 1;
+  const size_t bytes = first < 0xc2   ? 0
+                       : first < 0xe0 ? 2
+                       : first < 0xf0 ? 3
+                       : first < 0xf5 ? 4
+                                      : 0;
+  for (size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  // Longer than needed, halves of a pair, or beyond the last character.
+  const bool wrong =
+      (first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) > 0x9f) ||
+      (first == 0xf0 && byte(1) < 0x90) || (first == 0xf4 && byte(1) > 0x8f);
+  return wrong ? 0 : bytes;
 }
 
 // A recursive-descent reader that checks and keeps nothing but where the value
@@ -170,10 +194,35 @@ class Checker {
       if (static_cast<unsigned char>(c) < 0x20) {
         return Wrong("control character in a string");
       }
-      position_ += c == '\\' ? 2 : 1;
+      if (c == '\\') {
+        TESSERA_RETURN_IF_ERROR(Escape());
+        continue;
+      }
+      const size_t bytes = Utf8Bytes(text_.substr(position_));
+      if (bytes == 0) return Wrong("is no UTF-8: expected text in it");
+      position_ += bytes;
     }
     position_ = text_.size();
     return Wrong("expected '\"'");
+  }
+
+  Result<void> Escape() {
+    const char c = position_ + 1 < text_.size() ? text_[position_ + 1] : '\0';
+    const std::string_view digits = text_.substr(position_).substr(2, 4);
+    const bool hex = digits.size() == 4 &&
+                     std::ranges::all_of(digits, [](unsigned char digit) {
+                       return std::isxdigit(digit) != 0;
+                     });
+    if (position_ + 1 < text_.size() &&
+        (c == 'u' ? !hex
+                  : std::string_view("\"\\/bfnrt").find(c) ==
+                        std::string_view::npos)) {
+      return Wrong("'\\" + std::string(1, c) +
+                   "' is no escape: expected one of JSON's, or '\\u' and four "
+                   "hexadecimal digits");
+    }
+    position_ += 2;
+    return {};
   }
 
   // true, false, null or a number.
@@ -185,7 +234,12 @@ class Checker {
     }
     const std::string_view word = text_.substr(start, position_ - start);
     if (word == "true" || word == "false" || word == "null") return {};
-    if (IsNumber(word)) return {};
+    if (IsNumber(word)) {
+      const double number = std::strtod(std::string(word).c_str(), nullptr);
+      if (std::isfinite(number)) return {};
+      return WrongAt(start, "is " + std::string(word) +
+                                ": expected a number from -1.8e308 to 1.8e308");
+    }
     if (word.empty()) return WrongAt(start, "expected a value");
     return WrongAt(start, "'" + std::string(word) + "' is not a value");
   }
@@ -238,6 +292,10 @@ class Checker {
 };
 
 }  // namespace
+
+std::string FirstLine(std::string_view message) {
+  return std::string(message.substr(0, message.find('\n')));
+}
 
 Result<void> CheckJson(std::string_view text, const Descriptor& type) {
   return Checker(text).Document(type);

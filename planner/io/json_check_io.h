@@ -13,10 +13,14 @@
 namespace tessera {
 
 // An error whose `where` is "line:column" at the first place where `text` is
-// not strict JSON (RFC 8259), or an object has a key that is unknown to its
+// not strict JSON (RFC 8259) in UTF-8, has a number beyond those of 64 bits, or
+// an object has a key that is unknown to its
 // message type (google.protobuf.Struct knows every key) or occurs twice.
 Result<void> CheckJson(std::string_view text,
                        const google::protobuf::Descriptor& type);
+
+// What protobuf says of a text, without what it quotes of it in more lines.
+std::string FirstLine(std::string_view message);
 
 // "line:column" of the value at `path`, such as "links[2].from_vertex" (keys as
 // the text has them), of a text that CheckJson accepts; empty where the text

@@ -3,7 +3,7 @@
 
 #include <sstream>
 
-#include "planner/io/file.h"
+#include "planner/base/file.h"
 #include "planner/io/json_check_io.h"
 #include "planner/io/json_value.h"
 
@@ -98,12 +98,14 @@ Result<JsonValue> ParseJson(std::string_view text) {
   TESSERA_RETURN_IF_ERROR(CheckJson(text, *message.GetDescriptor()));
   const auto status = google::protobuf::util::JsonStringToMessage(
       google::protobuf::StringPiece(text.data(), text.size()), &message);
-  if (!status.ok()) return InvalidInput(std::string(status.message()));
+  if (!status.ok())
+    return InvalidInput(FirstLine(std::string(status.message())));
   return FromStruct(message);
 }
 
 Result<JsonValue> ReadJson(const std::string& path) {
-  TESSERA_TRY(const std::string bytes, ReadFile(path));
+  TESSERA_TRY(std::string bytes, ReadFile(path));
+  DropByteOrderMark(bytes);
   auto value = ParseJson(bytes);
   if (value) return value;
   Error error = value.error();

@@ -34,6 +34,13 @@ std::string GraphName(const std::string& path) {
   return whole.lexically_normal().parent_path().filename().string();
 }
 
+Error NotRegular(const std::string& path) {
+  return InvalidInput(
+      "is no regular file: a model is read more than once, which a pipe or "
+      "device cannot be",
+      path);
+}
+
 ModelConfig::ModelConfig(std::string path, JsonValue values)
     : path_(std::move(path)), values_(std::move(values)) {}
 

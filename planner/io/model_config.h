@@ -19,6 +19,9 @@ namespace tessera {
 // files themselves are all called alike, or in the zoo.
 std::string GraphName(const std::string& path);
 
+// Of a model that is a pipe or a device.
+Error NotRegular(const std::string& path);
+
 // The deepest published transformers have 1,000 layers (Wang et al. 2022,
 // "DeepNet").
 inline constexpr int64_t kMostModelLayers = 4096;

@@ -23,6 +23,7 @@ using onnx::kFrozen;
 using onnx::kMostElements;
 using onnx::Number;
 using onnx::Walk;
+using onnx::WordsOf;
 
 namespace {
 
@@ -35,18 +36,22 @@ std::string ShowsAs(const OnnxDimension& dim, size_t d) {
                             : "dimension '" + dim.symbol + "'";
 }
 
-// What the file and the options say of `what`; both must agree.
+// What the file and the options say of `what`; both must agree. `flag`: what
+// sets it, up to the number; empty where nothing does but the file.
 Result<int64_t> Agreed(const OnnxDimension& dim, int64_t given,
                        const std::string& where, const std::string& flag) {
   if (dim.extent > 0 && given > 0 && dim.extent != given) {
-    return InvalidInput("is " + std::to_string(dim.extent) +
-                            " in the file: expected " + flag + " " +
-                            std::to_string(dim.extent) +
-                            ", or a file whose dimension is open",
-                        where);
+    return InvalidInput(
+        "is " + std::to_string(dim.extent) + " in the file: expected " + flag +
+            std::to_string(dim.extent) + ", or a file whose dimension is open",
+        where);
   }
   if (dim.extent <= 0 && given <= 0) {
-    return InvalidInput("is open: needs " + flag + " N", where);
+    std::string needs = flag.empty() ? "a size in the file" : flag + "N";
+    if (flag.empty() && !dim.symbol.empty()) {
+      needs += ": --set cannot name what has a '='";
+    }
+    return InvalidInput("is open: needs " + needs, where);
   }
   return dim.extent > 0 ? dim.extent : given;
 }
@@ -129,17 +134,20 @@ Result<BoundSizes> BindInputs(const OnnxModel& model, const std::string& path,
       const OnnxDimension& dim = input.dims[d];
       const std::string at = where + ": " + ShowsAs(dim, d);
       int64_t given = 0;
-      std::string flag = "--set model." + dim.symbol + "=N";
+      std::string flag;
       if (d == 0) {
         given = sizes.batch > 0 ? sizes.batch : options.global_batch;
-        flag = "--global-batch";
+        flag = "--global-batch ";
       } else if (d == 1 && sequence &&
                  (!source || (dim.extent <= 0 &&
                               !options.overrides.contains(dim.symbol)))) {
         given = sizes.seq_len > 1 ? sizes.seq_len : options.seq_len;
-        flag = "--seq-len";
+        flag = "--seq-len ";
       } else if (!dim.symbol.empty()) {
         symbols.insert(dim.symbol);
+        if (dim.symbol.find('=') == std::string::npos) {
+          flag = "--set model." + dim.symbol + "=";
+        }
         const auto set = options.overrides.find(dim.symbol);
         if (set != options.overrides.end()) {
           const double value = set->second.number;
@@ -150,8 +158,6 @@ Result<BoundSizes> BindInputs(const OnnxModel& model, const std::string& path,
           }
           given = static_cast<int64_t>(value);
         }
-      } else {
-        flag = "a size in the file, not";
       }
       TESSERA_TRY(const int64_t extent, Agreed(dim, given, at, flag));
       if (d == 0) sizes.batch = extent;
@@ -240,9 +246,13 @@ Result<T> Walked(const std::string& path, const ImportOptions& options,
     }
   }
   std::vector<std::string> outputs = model.outputs;
+  if (!all && outputs.empty()) {
+    return InvalidInput("has no outputs: expected one, which the loss is of",
+                        path);
+  }
   const auto chosen = options.overrides.find("output");
   if (!all && chosen != options.overrides.end()) {
-    outputs = {chosen->second.text};
+    outputs = {WordsOf(chosen->second)};
   } else if (!all && !outputs.empty()) {
     outputs = {outputs.back()};
   }

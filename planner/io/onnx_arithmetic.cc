@@ -20,6 +20,28 @@ bool AllOnes(const Dim& dim) {
                              [](const Atom& atom) { return atom.extent == 1; });
 }
 
+// Whether one of the atoms is of x's tensor, not repeated by an Expand.
+bool OwnsSome(const Activation& x, const Dim& atoms) {
+  return std::ranges::any_of(atoms, [&](const Atom& atom) {
+    return std::ranges::count(x.own, atom.id, &Atom::id) > 0;
+  });
+}
+
+// A result has what an operand has: what all of them repeat, it repeats, too.
+// `to` is the letters of `own`, `from` the operands' rules.
+void LeaveRepeated(std::string_view from, std::vector<Atom>& own,
+                   std::string& to) {
+  std::vector<Atom> kept;
+  std::string letters;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (from.find(to[i]) == std::string_view::npos) continue;
+    kept.push_back(own[i]);
+    letters += to[i];
+  }
+  own = std::move(kept);
+  to = std::move(letters);
+}
+
 }  // namespace
 
 // ---- Functions of one tensor ------------------------------------------------
@@ -167,30 +189,26 @@ Result<void> Walk::Parametric(const OnnxNode& node) {
   return {};
 }
 
-Result<void> Walk::Elementwise(const OnnxNode& node) {
-  if (node.op == "Equal") {
-    TESSERA_TRY(const bool marks, EqualToConstant(node));
-    if (marks) return {};
-  }
-  const bool two = node.inputs.size() == 2;
-  for (size_t i = 0; two && i < 2; ++i) {
+Result<bool> Walk::ScaledScores(const OnnxNode& node) {
+  for (size_t i = 0; i < 2; ++i) {
     if (!In(node, i).Is(Value::Kind::kScores) ||
         !In(node, 1 - i).Is(Value::Kind::kConstant)) {
       continue;
     }
-    Value value = In(node, i);
     const bool scales = node.op == "Mul" || (node.op == "Div" && i == 0);
     const auto one = Constant(node, 1 - i);
-    if (scales && one && one->values.size() == 1) {
-      value.scores->scale *=
-          node.op == "Mul" ? one->values[0] : 1 / one->values[0];
-      Set(node, std::move(value));
-      return {};
-    }
+    if (!scales || !one || one->values.size() != 1) continue;
+    Value value = In(node, i);
+    value.scores->scale *=
+        node.op == "Mul" ? one->values[0] : 1 / one->values[0];
+    Set(node, std::move(value));
+    return true;
   }
-  for (size_t i = 0; two && node.op == "Add" && i < 2; ++i) {
-    // A mask of scores, or of scores that have had something added: computed by
-    // the file, too large for that, or kept beside its weights.
+  return false;
+}
+
+Result<bool> Walk::MaskedScores(const OnnxNode& node) {
+  for (size_t i = 0; i < 2; ++i) {
     const Value& scores = In(node, i);
     const Value& other = In(node, 1 - i);
     const bool are_scores = scores.Is(Value::Kind::kScores);
@@ -224,14 +242,71 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
       Value value = scores;
       if (mask->causal) value.scores->mask = *mask;
       Set(node, std::move(value));
-      return {};
+      return true;
     }
     TESSERA_TRY(Activation x, Computed(node, i));
     if (mask->causal) {
       TESSERA_TRY(x, Hidden(node, std::move(x), *mask));
     }
     Set(node, ActivationValue(std::move(x)));
-    return {};
+    return true;
+  }
+  return false;
+}
+
+bool Walk::HasRowForEachPlace(const OnnxNode& node, size_t i) const {
+  if (node.op != "Add" || node.inputs.size() != 2) return false;
+  const Value& value = In(node, i);
+  if (!value.Is(Value::Kind::kWeight) ||
+      !In(node, 1 - i).Is(Value::Kind::kActivation)) {
+    return false;
+  }
+  const Shape shape = ShapeOf(value);
+  const size_t rank = shape.size();
+  // What is in front has extents of 1, and the other operand samples, too.
+  return seq_len_ > 1 && (rank == 2 || (rank == 3 && shape[0] == 1)) &&
+         shape[rank - 2] == seq_len_ && ShapeOf(In(node, 1 - i)).size() > 2;
+}
+
+Result<Walk::NumberOrTensor> Walk::ElementOperand(const OnnxNode& node,
+                                                  size_t i) {
+  const Value& value = In(node, i);
+  const auto uniform = UniformIn(node, i);
+  // What the other operand's shape holds already.
+  if (uniform && node.inputs.size() == 2 &&
+      Broadcasts(ShapeOf(value), In(node, 1 - i))) {
+    return NumberOrTensor{*uniform, {}};
+  }
+  if (HasRowForEachPlace(node, i)) {
+    const Shape shape = ShapeOf(value);
+    const size_t rank = shape.size();
+    std::vector<size_t> order(rank);
+    std::iota(order.begin(), order.end(), 0);
+    TESSERA_TRY(Activation rows,
+                Lookup(NameOf(node) + ".rows", value, std::move(order),
+                       {shape[rank - 2], shape[rank - 1]}, "positions"));
+    return NumberOrTensor{{}, std::move(rows)};
+  }
+  TESSERA_TRY(Activation x, Computed(node, i));
+  if (x.f != nullptr && x.f->depth >= kMostDepth) {
+    TESSERA_TRY(x, Materialise(std::move(x)));
+  }
+  return NumberOrTensor{{}, std::move(x)};
+}
+
+Result<void> Walk::Elementwise(const OnnxNode& node) {
+  if (node.op == "Equal") {
+    TESSERA_TRY(const bool marks, EqualToConstant(node));
+    if (marks) return {};
+  }
+  const bool two = node.inputs.size() == 2;
+  if (two) {
+    TESSERA_TRY(const bool scaled, ScaledScores(node));
+    if (scaled) return {};
+  }
+  if (two && node.op == "Add") {
+    TESSERA_TRY(const bool masked, MaskedScores(node));
+    if (masked) return {};
   }
   for (size_t i = 0; two && node.op == "Mul" && i < 2; ++i) {
     // Zeros for later places, as of attention without a softmax.
@@ -239,58 +314,27 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
                 Masked(node, i, 1 - i, MaskForm::kSeen, /*number=*/0));
     if (masked) return {};
   }
-  // Of the operands that are scalars, their number.
-  std::optional<double> number[2];
-  std::optional<Activation> x[2];
-  const size_t count = two ? 2 : 1;
-  for (size_t i = 0; i < count; ++i) {
-    const Value& value = In(node, i);
-    const bool weight = value.Is(Value::Kind::kWeight);
-    const auto uniform = UniformIn(node, i);
-    if (value.Is(Value::Kind::kConstant) || uniform) {
-      // What the other operand's shape holds already.
-      const bool adds_no_extent =
-          uniform && two && Broadcasts(ShapeOf(value), In(node, 1 - i));
-      if (adds_no_extent) {
-        number[i] = *uniform;
-        continue;
-      }
-    }
-    const Shape shape = ShapeOf(value);
-    const size_t rank = shape.size();
-    if (weight && node.op == "Add" && two && rank >= 2 &&
-        In(node, 1 - i).Is(Value::Kind::kActivation) &&
-        shape[rank - 2] == seq_len_ && seq_len_ > 1 &&
-        (rank == 2 || (rank == 3 && shape[0] == 1))) {
-      // A row for each place. What is in front has extents of 1.
-      std::vector<size_t> order(rank);
-      std::iota(order.begin(), order.end(), 0);
-      TESSERA_TRY(x[i],
-                  Lookup(NameOf(node) + ".rows", value, std::move(order),
-                         {shape[rank - 2], shape[rank - 1]}, "positions"));
-      continue;
-    }
-    TESSERA_TRY(x[i], Computed(node, i));
-    if (x[i]->f != nullptr && x[i]->f->depth >= kMostDepth) {
-      TESSERA_TRY(x[i], Materialise(*std::move(x[i])));
-    }
+  std::vector<NumberOrTensor> operands(node.inputs.size());
+  for (size_t i = 0; i < operands.size(); ++i) {
+    TESSERA_TRY(operands[i], ElementOperand(node, i));
   }
-  const bool together = x[0] && x[1] && x[0]->tensor == x[1]->tensor &&
-                        x[0]->dims.size() == x[1]->dims.size() &&
-                        std::ranges::equal(x[0]->dims, x[1]->dims,
-                                           [](const Dim& a, const Dim& b) {
-                                             return SameAtoms(a, b);
-                                           });
-  if (x[0] && x[1] && !together) {
-    return Binary(node, *std::move(x[0]), *std::move(x[1]));
-  }
-  Activation y = x[0] ? *x[0] : *x[1];
+  const std::optional<Activation>& x = operands.front().tensor;
+  const std::optional<Activation>& y = operands.back().tensor;
+  const auto together = [&] {
+    return x->tensor == y->tensor && x->dims.size() == y->dims.size() &&
+           std::ranges::equal(x->dims, y->dims, [](const Dim& a, const Dim& b) {
+             return SameAtoms(a, b);
+           });
+  };
+  if (x && y && !together()) return Binary(node, *x, *y);
+  Activation result = x ? *x : *y;
   std::vector<Term> terms;
-  for (size_t i = 0; i < count; ++i) {
-    terms.push_back(x[i] ? Term{{}, x[i]->f} : Term{number[i], {}});
+  for (const NumberOrTensor& operand : operands) {
+    terms.push_back(operand.tensor ? Term{{}, operand.tensor->f}
+                                   : Term{operand.number, {}});
   }
-  y.f = MakeExpression(node.op, std::move(terms), NameOf(node));
-  Set(node, ActivationValue(std::move(y)));
+  result.f = MakeExpression(node.op, std::move(terms), NameOf(node));
+  Set(node, ActivationValue(std::move(result)));
   return {};
 }
 
@@ -331,7 +375,8 @@ Result<void> Walk::Align(const OnnxNode& node, size_t dims, Activation& x,
       // Samples keep their name.
       result.push_back(a);
       if (sizes_.batch > 1 && HasSamples(a) != HasSamples(b) &&
-          HasSamples(x.own) != HasSamples(y.own)) {
+          HasSamples(x.own) != HasSamples(y.own) && OwnsSome(x, a) &&
+          OwnsSome(y, b)) {
         return InvalidInput(
             "a trained tensor of the file has a dimension of " +
             std::to_string(sizes_.batch) +
@@ -418,9 +463,10 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
     }
   }
   Letters letters;
-  const std::string to = letters.Of(z.own);
+  std::string to = letters.Of(z.own);
   const std::string of_x = RuleOf(x, z.dims, letters);
   const std::string of_y = RuleOf(y, z.dims, letters);
+  LeaveRepeated(of_x + of_y, z.own, to);
   if (op == "broadcast_add" && of_x == to && of_y == to) op = "add";
   TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x, &y}));
   z.tensor = builder_.Add1(op, Unique(NameOf(node)), {x.tensor, y.tensor},
@@ -460,7 +506,7 @@ Result<void> Walk::Choose(const OnnxNode& node) {
   TESSERA_RETURN_IF_ERROR(Align(node, 0, both, x[2], y.dims));
   y.own = Flatten(y.dims);
   Letters letters;
-  const std::string to = letters.Of(y.own);
+  std::string to = letters.Of(y.own);
   std::string rule;
   for (Activation& operand : x) {
     while (operand.dims.size() < y.dims.size()) {
@@ -468,6 +514,7 @@ Result<void> Walk::Choose(const OnnxNode& node) {
     }
     rule += (rule.empty() ? "" : ",") + RuleOf(operand, y.dims, letters);
   }
+  LeaveRepeated(rule, y.own, to);
   TESSERA_RETURN_IF_ERROR(CheckRule(y.own, {&x[0], &x[1], &x[2]}));
   y.tensor =
       builder_.Add1("where", Unique(NameOf(node)),
@@ -547,9 +594,12 @@ Result<Activation> Walk::ProductOf(const OnnxNode& node, Activation x,
   z.dims.push_back(m);
   z.dims.push_back(n);
   z.own = Flatten(z.dims);
-  const std::string to = letters.Of(z.own);
+  std::string to = letters.Of(z.own);
   const std::string left = RuleOf(x, of_x, letters);
   const std::string right = RuleOf(y, of_y, letters);
+  TESSERA_RETURN_IF_ERROR(CheckOwn(x, rank + 1));
+  TESSERA_RETURN_IF_ERROR(CheckOwn(y, rank));
+  LeaveRepeated(left + right, z.own, to);
   TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x, &y}));
   z.tensor = builder_.Add1("einsum", Unique(NameOf(node)), {x.tensor, y.tensor},
                            left + "," + right + "->" + to);
@@ -633,16 +683,23 @@ Result<void> Walk::Einsum(const OnnxNode& node) {
   }
   z.own = Flatten(z.dims);
   Letters letters;
-  const std::string to = letters.Of(z.own);
+  std::string to = letters.Of(z.own);
   std::string rule;
   std::vector<TensorId> operands;
   for (size_t i = 0; i < x.size(); ++i) {
     std::vector<Dim> as;
-    for (char label : labels[i]) as.push_back(dims[label]);
+    for (size_t d = 0; d < labels[i].size(); ++d) {
+      const char label = labels[i][d];
+      as.push_back(dims[label]);
+      if (labels[2].find(label) == std::string::npos) {
+        TESSERA_RETURN_IF_ERROR(CheckOwn(x[i], d));
+      }
+    }
     rule += (i > 0 ? "," : "") + RuleOf(x[i], as, letters);
     operands.push_back(x[i].tensor);
     TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x[i]}));
   }
+  LeaveRepeated(rule, z.own, to);
   z.tensor = builder_.Add1(two    ? "einsum"
                            : sums ? "reduce_sum"
                                   : "transpose",
@@ -699,7 +756,9 @@ Result<Activation> Walk::Contiguous(const OnnxNode& node, Activation x) {
   TESSERA_TRY(x, Materialise(std::move(x)));
   const std::vector<Atom> wanted = Flatten(x.dims);
   if (wanted.size() != x.own.size()) {
-    return InvalidInput("has dimensions that are not its tensor's");
+    return InvalidInput(
+        "reads dimensions that are not its tensor's, such as those that an "
+        "Expand repeats");
   }
   return Reordered(node, std::move(x), wanted);
 }
@@ -719,10 +778,13 @@ Activation Walk::Reordered(const OnnxNode& node, Activation x,
 }
 
 bool Walk::EndsIn(const Activation& x, std::span<const Atom> features) {
+  std::vector<Atom> own = Flatten(x.dims);
+  std::erase_if(own, [&](const Atom& atom) {
+    return std::ranges::count(x.own, atom.id, &Atom::id) == 0;
+  });
   return x.own.size() >= features.size() &&
          SameAtoms(std::span(x.own).last(features.size()), features) &&
-         std::ranges::is_permutation(x.own, Flatten(x.dims), {}, &Atom::id,
-                                     &Atom::id);
+         std::ranges::is_permutation(x.own, own, {}, &Atom::id, &Atom::id);
 }
 
 namespace {

@@ -1,3 +1,5 @@
+#include <google/protobuf/stubs/logging.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -7,7 +9,7 @@
 #include <fstream>
 #include <set>
 
-#include "planner/io/file.h"
+#include "planner/base/file.h"
 #include "planner/io/onnx_file.h"
 #include "proto/onnx.pb.h"
 
@@ -342,6 +344,8 @@ std::string OnnxNode::Text(std::string_view attribute,
 
 Result<OnnxModel> ReadOnnxFile(const std::string& path) {
   TESSERA_TRY(const std::string bytes, ReadFile(path));
+  // What it would say on stderr, errors say.
+  const google::protobuf::LogSilencer silencer;
   proto::onnx::Model file;
   if (!file.ParseFromString(bytes)) {
     return InvalidInput("not an ONNX file, or cut off", path);

@@ -54,6 +54,10 @@ std::string RuleOver(bool sampled, std::string rule) {
   return rule;
 }
 
+std::string LayerName(const std::string& node, int64_t direction) {
+  return node + (direction == 1 ? ".reverse" : "");
+}
+
 constexpr std::string_view kLinear = "bi,gji->bgj";
 constexpr std::string_view kLinearOfBias = "bi,gji+gj->bgj";
 
@@ -512,7 +516,7 @@ Result<void> Walk::CheckCell(const OnnxNode& node) const {
 // The weights of one direction: of Tessera's gates, or one for each.
 Result<Walk::LayerWeights> Walk::WeightsOf(const OnnxNode& node,
                                            const LayerCall& call,
-                                           int64_t direction, bool apart) {
+                                           int64_t direction) {
   const CellDef& cell = CellOf(node);
   const auto gates = std::ssize(cell.gates);
   const int64_t h = call.hidden;
@@ -540,7 +544,7 @@ Result<Walk::LayerWeights> Walk::WeightsOf(const OnnxNode& node,
       const int64_t gate = cell.gates[static_cast<size_t>(k)];
       std::vector<PublishedPiece> pieces = rows(gate);
       // A GRU's candidate keeps the two apart.
-      const bool candidate = cell.op == "GRU" && k == 2 && !apart;
+      const bool candidate = cell.op == "GRU" && k == 2 && !call.apart;
       std::vector<PublishedPiece> second;
       if (bias) second = rows(gates + gate);
       if (bias && candidate) {
@@ -554,7 +558,7 @@ Result<Walk::LayerWeights> Walk::WeightsOf(const OnnxNode& node,
         pieces[0].plus = second;
       }
       const double stddev = bias ? 0 : 1 / std::sqrt(3 * Number(h));
-      if (apart) {
+      if (call.apart) {
         auto& each = bias           ? weights.biases
                      : operand == 1 ? weights.of_inputs
                                     : weights.of_states;
@@ -668,22 +672,21 @@ Walk::CellState Walk::StepApart(const OnnxNode& node, const std::string& prefix,
   return {add(h.valid() ? "add" : "subtract", "", {n, zd}), TensorId()};
 }
 
-Result<void> Walk::Recurrent(const OnnxNode& node) {
+Result<Walk::LayerCall> Walk::LayerCallOf(const OnnxNode& node, Activation& x,
+                                          std::vector<TensorId>& inputs) {
   TESSERA_RETURN_IF_ERROR(CheckCell(node));
   if (node.inputs.size() < 3) return InvalidInput("expected three operands");
   LayerCall call;
   call.batch_first = node.Int("layout", 0) != 0;
   const std::string direction = node.Text("direction", "forward");
   call.directions = direction == "bidirectional" ? 2 : 1;
-  if (call.directions == 1 && direction != "forward" &&
-      direction != "reverse") {
+  call.reverse = direction == "reverse";
+  if (call.directions == 1 && !call.reverse && direction != "forward") {
     return InvalidInput("unknown direction '" + direction + "'");
   }
   const size_t samples = call.batch_first ? 0 : 1;
   const size_t steps = call.batch_first ? 1 : 0;
-  Activation x;
-  TESSERA_TRY(const std::vector<TensorId> inputs,
-              StepsOf(node, samples, steps, x));
+  TESSERA_TRY(inputs, StepsOf(node, samples, steps, x));
   call.samples = Extent(x.dims[0]);
   call.inputs = Extent(x.dims[2]);
   call.sampled = x.dims[0][0].letter == 'b';
@@ -696,51 +699,71 @@ Result<void> Walk::Recurrent(const OnnxNode& node) {
   if (!x.dims[1].empty() && x.dims[1][0].letter == 'b') {
     return InvalidInput("its steps are samples");
   }
-  const CellDef& cell = CellOf(node);
   // The runtime's GRU has biases and resets behind the product.
-  const bool apart =
-      cell.op == "RNN" ||
-      (cell.op == "GRU" &&
-       (node.Int("linear_before_reset", 0) == 0 || !Has(node, 3)));
-  if (cell.op == "GRU" && apart && node.Int("linear_before_reset", 0) != 0) {
+  const bool resets_behind = node.Int("linear_before_reset", 0) != 0;
+  if (node.op == "GRU" && resets_behind && !Has(node, 3)) {
     return InvalidInput(
         "linear_before_reset without operand 3 (biases) is not supported");
   }
-  std::string name = node.name;
+  call.apart = node.op == "RNN" || (node.op == "GRU" && !resets_behind);
+  call.name = node.name;
   for (const std::string& output : node.outputs) {
-    if (name.empty()) name = output;
+    if (call.name.empty()) call.name = output;
   }
-  TESSERA_TRY(const Atom hidden, Whole(name + ".hidden", call.hidden, 'h'));
-  const auto read = [&](size_t output) {
-    if (output >= node.outputs.size()) return false;
-    const auto uses = uses_.find(node.outputs[output]);
-    return uses != uses_.end() && uses->second > 0;
-  };
+  return call;
+}
+
+bool Walk::IsRead(const OnnxNode& node, size_t result) const {
+  if (result >= node.outputs.size()) return false;
+  const auto uses = uses_.find(node.outputs[result]);
+  return uses != uses_.end() && uses->second > 0;
+}
+
+Result<std::vector<TensorId>> Walk::StatesOf(const OnnxNode& node,
+                                             const LayerCall& call,
+                                             int64_t direction,
+                                             std::span<const TensorId> inputs,
+                                             CellState& last) {
+  TESSERA_TRY(const LayerWeights weights, WeightsOf(node, call, direction));
+  TESSERA_TRY(last.hidden, InitialState(node, 5, call, direction));
+  if (node.op == "LSTM") {
+    TESSERA_TRY(last.cell, InitialState(node, 6, call, direction));
+  }
+  const bool reverse = call.reverse || direction == 1;
+  const std::string layer = LayerName(call.name, direction);
+  std::vector<TensorId> states(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const size_t at = reverse ? inputs.size() - 1 - i : i;
+    const std::string prefix = layer + "." + std::to_string(at);
+    if (i % kStepsPerBlock == 0) {
+      builder_.BeginBlock(prefix);
+      runs_of_steps_.insert(prefix);
+    }
+    const bool keeps = i + 1 < inputs.size() || IsRead(node, 2);
+    last = call.apart ? StepApart(node, prefix, weights, inputs[at], last)
+                      : Step(node, prefix, weights, inputs[at], last, keeps);
+    states[at] = last.hidden;
+  }
+  builder_.BeginBlock("");
+  return states;
+}
+
+Result<void> Walk::Recurrent(const OnnxNode& node) {
+  Activation x;
+  std::vector<TensorId> inputs;
+  TESSERA_TRY(const LayerCall call, LayerCallOf(node, x, inputs));
+  TESSERA_TRY(const Atom hidden,
+              Whole(call.name + ".hidden", call.hidden, 'h'));
   Value all;  // of every step
+  all.axis = call.batch_first ? 2 : 1;
+  all.kind = call.directions > 1 ? Value::Kind::kPieces
+             : x.dims[1].empty() ? Value::Kind::kActivation
+                                 : Value::Kind::kSteps;
   Value last[2];
   for (int64_t d = 0; d < call.directions; ++d) {
-    TESSERA_TRY(const LayerWeights weights, WeightsOf(node, call, d, apart));
     CellState state;
-    TESSERA_TRY(state.hidden, InitialState(node, 5, call, d));
-    if (cell.op == "LSTM") {
-      TESSERA_TRY(state.cell, InitialState(node, 6, call, d));
-    }
-    const bool reverse = direction == "reverse" || d == 1;
-    const std::string layer = name + (d == 1 ? ".reverse" : "");
-    std::vector<TensorId> made(inputs.size());
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const size_t at = reverse ? inputs.size() - 1 - i : i;
-      const std::string prefix = layer + "." + std::to_string(at);
-      if (i % kStepsPerBlock == 0) {
-        builder_.BeginBlock(prefix);
-        runs_of_steps_.insert(prefix);
-      }
-      const bool keeps = i + 1 < inputs.size() || read(2);
-      state = apart ? StepApart(node, prefix, weights, inputs[at], state)
-                    : Step(node, prefix, weights, inputs[at], state, keeps);
-      made[at] = state.hidden;
-    }
-    builder_.BeginBlock("");
+    TESSERA_TRY(std::vector<TensorId> states,
+                StatesOf(node, call, d, inputs, state));
     Activation y;
     y.own = {x.dims[0][0], hidden};
     y.dims = {x.dims[0], {hidden}};
@@ -756,19 +779,16 @@ Result<void> Walk::Recurrent(const OnnxNode& node) {
                  ? std::vector<Dim>{x.dims[0], x.dims[1], {}, {hidden}}
                  : std::vector<Dim>{x.dims[1], {}, x.dims[0], {hidden}};
     all.x = y;
-    if (call.directions > 1 && read(0)) {
-      y.tensor =
-          x.dims[1].empty() ? made[0] : Stacked(layer, call.sampled, made);
+    if (call.directions > 1 && IsRead(node, 0)) {
+      y.tensor = x.dims[1].empty()
+                     ? states[0]
+                     : Stacked(LayerName(call.name, d), call.sampled, states);
       all.pieces.push_back(std::move(y));
     }
-    all.steps = std::move(made);
+    all.steps = std::move(states);
   }
-  all.axis = call.batch_first ? 2 : 1;
-  all.kind = call.directions > 1 ? Value::Kind::kPieces
-             : x.dims[1].empty() ? Value::Kind::kActivation
-                                 : Value::Kind::kSteps;
   if (all.Is(Value::Kind::kActivation)) all.x.tensor = all.steps[0];
-  if (read(0)) Set(node, std::move(all), 0);
+  if (IsRead(node, 0)) Set(node, std::move(all), 0);
   for (size_t s = 0; s < 2; ++s) {
     if (last[s].pieces.empty()) continue;
     last[s].axis = call.batch_first ? 1 : 0;

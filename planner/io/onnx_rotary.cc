@@ -199,8 +199,9 @@ Result<void> Walk::CheckOwn(const Activation& x, size_t d) {
   for (const Atom& atom : x.dims[d]) {
     if (std::ranges::count(x.own, atom.id, &Atom::id) > 0) continue;
     return InvalidInput(
-        "reads a dimension that an Expand repeats, which only "
-        "attention and products may");
+        "reads along a dimension that an Expand repeats: expected that "
+        "attention, a product or what works element by element has it beside "
+        "others");
   }
   return {};
 }

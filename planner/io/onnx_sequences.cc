@@ -100,6 +100,15 @@ Result<void> Walk::Select(const OnnxNode& node) {
   return {};
 }
 
+bool Walk::IsOfPlaces(const OnnxNode& node) {
+  const Shape shape = ShapeOf(In(node, 1));
+  if (shape.empty() || shape.back() != seq_len_) return false;
+  if (shape.size() == 2) return shape[0] == 1 || shape[0] == sizes_.batch;
+  // Added to samples' places, it has these in front all the same.
+  return shape.size() == 1 && seq_len_ > 1 &&
+         OnlyReader(node.outputs[0], "Add") != nullptr;
+}
+
 Result<void> Walk::Gather(const OnnxNode& node) {
   TESSERA_TRY(const bool states, CutStates(node));
   if (states) return {};
@@ -107,7 +116,13 @@ Result<void> Walk::Gather(const OnnxNode& node) {
   const Shape shape = ShapeOf(table);
   const bool rows = table.Is(Value::Kind::kWeight) && shape.size() == 2 &&
                     node.Int("axis", 0) == 0;
-  if (rows && In(node, 1).Is(Value::Kind::kConstant)) {
+  const bool constant = rows && In(node, 1).Is(Value::Kind::kConstant);
+  if (constant && !IsOfPlaces(node) && ShapeOf(In(node, 1)).size() > 1) {
+    return InvalidInput(
+        "reads rows by ids of the shape " + TextOf(ShapeOf(In(node, 1))) +
+        ": expected one for each of " + std::to_string(seq_len_) + " places");
+  }
+  if (constant && IsOfPlaces(node)) {
     // Rows 0, 1, ... are those of the places; the same row everywhere is one
     // that the others are beside only in the table.
     TESSERA_TRY(const std::vector<int64_t> ids, Ints(node, 1));
@@ -187,6 +202,33 @@ Result<void> Walk::IsNaN(const OnnxNode& node) {
   return {};
 }
 
+Result<void> Walk::Chosen(const OnnxNode& node, size_t i) {
+  const Shape own = ShapeOf(In(node, i));
+  Shape all = own;
+  for (size_t k = 0; k < node.inputs.size(); ++k) {
+    const Shape shape = ShapeOf(In(node, k));
+    if (shape.size() > all.size()) {
+      all.insert(all.begin(), shape.size() - all.size(), 1);
+    }
+    for (size_t d = 0; d < shape.size(); ++d) {
+      int64_t& extent = all[all.size() - shape.size() + d];
+      if (extent != 1 && shape[d] != 1 && shape[d] != extent) {
+        return InvalidInput("cannot put together " + TextOf(all) + " and " +
+                            TextOf(shape));
+      }
+      if (extent == 1) extent = shape[d];
+    }
+  }
+  if (all == own) {
+    Set(node, In(node, i));
+    return {};
+  }
+  TESSERA_TRY(const std::string y,
+              Part(node, "Expand", {node.inputs[i], IntsOf(node, all)}));
+  Rename(node, y);
+  return {};
+}
+
 // Selects what a constant condition says, and masks scores.
 Result<void> Walk::Where(const OnnxNode& node) {
   if (node.inputs.size() != 3) return InvalidInput("expected three operands");
@@ -197,10 +239,7 @@ Result<void> Walk::Where(const OnnxNode& node) {
         std::ranges::any_of(values, [](double v) { return v != 0; });
     const bool all =
         std::ranges::all_of(values, [](double v) { return v != 0; });
-    if (any == all) {
-      Set(node, In(node, any ? 1 : 2));
-      return {};
-    }
+    if (any == all) return Chosen(node, any ? 1 : 2);
   }
   const bool first = In(node, 1).Is(Value::Kind::kScores);
   Value value = In(node, first ? 1 : 2);
@@ -700,39 +739,41 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
   return {};
 }
 
-// A tensor of the file that is the same for all samples stays as it is; what is
-// computed is repeated along dimensions that its tensor lacks.
+// What is repeated has dimensions that its tensor lacks.
 Result<void> Walk::Expand(const OnnxNode& node) {
-  if (In(node, 0).Is(Value::Kind::kActivation)) {
-    TESSERA_TRY(Activation x, Computed(node, 0));
-    TESSERA_TRY(const std::vector<int64_t> to, Ints(node, 1));
-    const Shape from = ShapeOf(In(node, 0));
-    for (size_t d = 0; d < from.size(); ++d) {
-      const int64_t extent = to.size() == from.size() ? to[d] : 0;
-      if (extent == from[d] || extent == 1) continue;
-      if (extent < 1 || from[d] != 1) {
-        return InvalidInput("cannot repeat " + TextOf(from) + " as " +
-                            TextOf({to.begin(), to.end()}));
-      }
-      TESSERA_TRY(
-          const Atom copies,
-          Whole(AtomOf(node, "copies" + std::to_string(d)), extent, 'r'));
-      x.dims[d].push_back(copies);
+  TESSERA_TRY(Shape to, Ints(node, 1));
+  const Shape from = ShapeOf(In(node, 0));
+  if (to.size() < from.size())
+    to.insert(to.begin(), from.size() - to.size(), 1);
+  const size_t in_front = to.size() - from.size();
+  bool same = in_front == 0;
+  for (size_t d = 0; d < to.size(); ++d) {
+    const int64_t extent = d < in_front ? 1 : from[d - in_front];
+    if (to[d] == 1) to[d] = extent;
+    if (to[d] < 1 || (extent != 1 && to[d] != extent)) {
+      return InvalidInput("cannot repeat " + TextOf(from) + " as " +
+                          TextOf(to));
     }
-    Set(node, ActivationValue(std::move(x)));
+    same = same && to[d] == extent;
+  }
+  // A class token is a weight to what puts it in front of patches.
+  const bool class_token =
+      patches_ && OnlyReader(node.outputs[0], "Concat") == patches_->joined &&
+      In(node, 0).Is(Value::Kind::kWeight) && from.size() == 3 &&
+      to == Shape{sizes_.batch, from[1], from[2]};
+  if (class_token || (same && In(node, 0).Is(Value::Kind::kWeight))) {
+    Set(node, In(node, 0));
     return {};
   }
-  if (!In(node, 0).Is(Value::Kind::kWeight)) {
-    return InvalidInput("expected a tensor of the file");
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  x.dims.insert(x.dims.begin(), in_front, Dim());
+  for (size_t d = 0; d < to.size(); ++d) {
+    if (to[d] == Extent(x.dims[d])) continue;
+    TESSERA_TRY(const Atom copies,
+                Whole(AtomOf(node, "copies" + std::to_string(d)), to[d], 'r'));
+    x.dims[d].push_back(copies);
   }
-  TESSERA_TRY(const std::vector<int64_t> to, Ints(node, 1));
-  const Shape from = ShapeOf(In(node, 0));
-  for (size_t d = 1; d < from.size(); ++d) {
-    if (to.size() != from.size() || (to[d] != from[d] && to[d] != 1)) {
-      return InvalidInput("expected the same for all samples");
-    }
-  }
-  Set(node, In(node, 0));
+  Set(node, ActivationValue(std::move(x)));
   return {};
 }
 

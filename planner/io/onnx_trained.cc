@@ -128,6 +128,10 @@ std::string ListOf(const std::set<std::string>& names) {
 
 }  // namespace
 
+std::string WordsOf(const JsonValue& value) {
+  return value.kind == JsonValue::Kind::kString ? value.text : value.ToString();
+}
+
 Result<std::vector<std::string>> FrozenPatterns(const OnnxModel& model,
                                                 const ImportOptions& options,
                                                 const std::string& path) {

@@ -970,15 +970,9 @@ Value Walk::FoldedLarge(const OnnxNode& node) const {
   return LargeValue(FoldLargeOnnx(node, given));
 }
 
-Result<void> Walk::Map(const OnnxNode& node) {
-  if (const auto rotary = rotary_.find(&node); rotary != rotary_.end()) {
-    return Rotate(node, rotary->second);
-  }
-  bool constants = true;  // all operands
-  bool known = true;      // the same, were they computed
-  bool large = false;
-  std::vector<OnnxConstant> operands(node.inputs.size());
-  std::vector<const OnnxConstant*> given(node.inputs.size());
+Result<Walk::OperandKinds> Walk::KindsOfOperands(const OnnxNode& node) const {
+  using Kind = Value::Kind;
+  OperandKinds kinds;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (!Has(node, i)) continue;
     const Value& value = In(node, i);
@@ -986,100 +980,150 @@ Result<void> Walk::Map(const OnnxNode& node) {
       return InvalidInput("reads '" + node.inputs[i] +
                           "', which nothing in front of it makes");
     }
-    if (value.Is(Value::Kind::kUnknown) && value.source != nullptr) {
+    if (value.Is(Kind::kUnknown) && value.source != nullptr) {
       return InvalidInput("reads '" + node.inputs[i] +
                           "', whose elements are not in the file" +
                           (value.source->location.empty()
                                ? ""
                                : ", nor in '" + value.source->location + "'"));
     }
-    if (value.Is(Value::Kind::kUnknown)) {  // said where it is made
-      ++behind_problems_;
-      return {};
+    if (value.Is(Kind::kUnknown)) {
+      kinds.behind_problem = true;
+      return kinds;
     }
-    if (value.Is(Value::Kind::kSequence) && node.op != "SequenceAt") {
+    if (value.Is(Kind::kSequence) && node.op != "SequenceAt") {
       return InvalidInput("reads a sequence of tensors as a whole");
     }
-    constants = constants && value.Is(Value::Kind::kConstant);
-    known = known && !value.Is(Value::Kind::kActivation) &&
-            !value.Is(Value::Kind::kPieces) && !value.Is(Value::Kind::kSteps) &&
-            !value.Is(Value::Kind::kScores) &&
-            !value.Is(Value::Kind::kSoftmax) &&
-            !value.Is(Value::Kind::kSequence);
-    large = large || value.Is(Value::Kind::kLarge);
+    kinds.constants = kinds.constants && value.Is(Kind::kConstant);
+    kinds.known = kinds.known && !value.Is(Kind::kActivation) &&
+                  !value.Is(Kind::kPieces) && !value.Is(Kind::kSteps) &&
+                  !value.Is(Kind::kScores) && !value.Is(Kind::kSoftmax) &&
+                  !value.Is(Kind::kSequence);
+    kinds.large = kinds.large || value.Is(Kind::kLarge);
   }
-  if (known && large && !MovesLarge(node)) {
+  return kinds;
+}
+
+namespace {
+
+// Of a node "Constant".
+Result<OnnxConstant> GivenConstant(const OnnxNode& node) {
+  OnnxConstant constant;
+  if (const OnnxAttribute* const tensor = node.Find("value")) {
+    constant = {tensor->t.dims, tensor->t.Values(),
+                IsOnnxFloat(tensor->t.type)};
+    const auto elements = OnnxElements(constant.shape);
+    if (!elements || *elements != std::ssize(constant.values)) {
+      return InvalidInput("its value is not in the file");
+    }
+  } else if (node.Find("value_float") != nullptr) {
+    constant = {{}, {node.Float("value_float", 0)}, true};
+  } else if (node.Find("value_int") != nullptr) {
+    constant = {{}, {Number(node.Int("value_int", 0))}, false};
+  } else if (node.Find("value_ints") != nullptr) {
+    for (int64_t value : node.Ints("value_ints", {})) {
+      constant.values.push_back(Number(value));
+    }
+    constant.shape = {std::ssize(constant.values)};
+  } else if (node.Find("value_floats") != nullptr) {
+    constant.values = node.Find("value_floats")->floats;
+    constant.shape = {std::ssize(constant.values)};
+    constant.is_float = true;
+  } else {
+    return InvalidInput("expected a tensor or numbers");
+  }
+  return constant;
+}
+
+// Of a node "Size", whose operand has this shape.
+OnnxConstant ElementCount(const Shape& shape) {
+  double elements = 1;
+  for (int64_t extent : shape) elements *= Number(extent);
+  return {{}, {elements}, false};
+}
+
+// Of a node "Shape".
+OnnxConstant ExtentsOf(const OnnxNode& node, const Shape& shape) {
+  const auto rank = std::ssize(shape);
+  const auto place = [&](int64_t at) {
+    return std::clamp<int64_t>(at < 0 ? at + rank : at, 0, rank);
+  };
+  OnnxConstant constant;
+  for (int64_t d = place(node.Int("start", 0));
+       d < place(node.Int("end", rank)); ++d) {
+    constant.values.push_back(Number(shape[static_cast<size_t>(d)]));
+  }
+  constant.shape = {std::ssize(constant.values)};
+  return constant;
+}
+
+// Why a node of this operator, which has no row, is not mapped.
+Error NotMapped(std::string_view op) {
+  constexpr std::string_view kByData[] = {"Compress", "NonZero", "Unique"};
+  constexpr std::string_view kPrograms[] = {"If", "Loop", "Scan"};
+  if (std::ranges::count(kByData, op) > 0) {
+    return InvalidInput(
+        "what it computes has a shape that depends on data, as where experts "
+        "are given their tokens: tools/export_torch.py maps those of PyTorch "
+        "models, and exporters write them with fixed shapes where each token "
+        "has its experts' weights (transformers' "
+        "experts_implementation=\"batched_mm\")");
+  }
+  if (std::ranges::count(kPrograms, op) > 0) {
+    return InvalidInput("has graphs of its own, which are not read");
+  }
+  return InvalidInput("no operator of Tessera's is known for it");
+}
+
+}  // namespace
+
+Result<bool> Walk::FoldConstants(const OnnxNode& node) {
+  std::vector<const OnnxConstant*> given(node.inputs.size());
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    if (Has(node, i)) given[i] = &In(node, i).constant;
+  }
+  auto result = FoldOnnx(node, given);
+  if (!result && result.error().code == ErrorCode::kInfeasible) {
+    Set(node, FoldedLarge(node));
+    return true;
+  }
+  TESSERA_TRY(auto folded, std::move(result));
+  if (!folded) return false;
+  Value value = ConstantValue(*std::move(folded));
+  // By another name it is of the file all the same.
+  if (node.op == "Identity") value.source = In(node, 0).source;
+  Set(node, std::move(value));
+  return true;
+}
+
+Result<void> Walk::Map(const OnnxNode& node) {
+  if (const auto rotary = rotary_.find(&node); rotary != rotary_.end()) {
+    return Rotate(node, rotary->second);
+  }
+  TESSERA_TRY(const OperandKinds operands, KindsOfOperands(node));
+  if (operands.behind_problem) {  // said where it is made
+    ++behind_problems_;
+    return {};
+  }
+  if (operands.known && operands.large && !MovesLarge(node)) {
     Set(node, FoldedLarge(node));
     return {};
   }
   if (of_slabs_.contains(&node)) return PartOfSlab(node);
   if (node.op == "Constant") {
-    const OnnxAttribute* const tensor = node.Find("value");
-    OnnxConstant constant;
-    if (tensor != nullptr) {
-      constant = {tensor->t.dims, tensor->t.Values(),
-                  IsOnnxFloat(tensor->t.type)};
-      const auto elements = OnnxElements(constant.shape);
-      if (!elements || *elements != std::ssize(constant.values)) {
-        return InvalidInput("its value is not in the file");
-      }
-    } else if (node.Find("value_float") != nullptr) {
-      constant = {{}, {node.Float("value_float", 0)}, true};
-    } else if (node.Find("value_int") != nullptr) {
-      constant = {{}, {Number(node.Int("value_int", 0))}, false};
-    } else if (node.Find("value_ints") != nullptr) {
-      for (int64_t value : node.Ints("value_ints", {})) {
-        constant.values.push_back(Number(value));
-      }
-      constant.shape = {std::ssize(constant.values)};
-    } else if (node.Find("value_floats") != nullptr) {
-      constant.values = node.Find("value_floats")->floats;
-      constant.shape = {std::ssize(constant.values)};
-      constant.is_float = true;
-    } else {
-      return InvalidInput("expected a tensor or numbers");
-    }
+    TESSERA_TRY(OnnxConstant constant, GivenConstant(node));
     Set(node, ConstantValue(std::move(constant)));
     return {};
   }
-  if (node.op == "Size" && Has(node, 0)) {
-    double elements = 1;
-    for (int64_t extent : ShapeOf(In(node, 0))) elements *= Number(extent);
-    Set(node, ConstantValue({{}, {elements}, false}));
-    return {};
-  }
-  if (node.op == "Shape" && Has(node, 0)) {
+  if ((node.op == "Size" || node.op == "Shape") && Has(node, 0)) {
     const Shape shape = ShapeOf(In(node, 0));
-    const auto rank = std::ssize(shape);
-    const auto place = [&](int64_t at) {
-      return std::clamp<int64_t>(at < 0 ? at + rank : at, 0, rank);
-    };
-    OnnxConstant constant;
-    for (int64_t d = place(node.Int("start", 0));
-         d < place(node.Int("end", rank)); ++d) {
-      constant.values.push_back(Number(shape[static_cast<size_t>(d)]));
-    }
-    constant.shape = {std::ssize(constant.values)};
-    Set(node, ConstantValue(std::move(constant)));
+    Set(node, ConstantValue(node.op == "Size" ? ElementCount(shape)
+                                              : ExtentsOf(node, shape)));
     return {};
   }
-  if (constants && !node.inputs.empty()) {
-    for (size_t i = 0; i < node.inputs.size(); ++i) {
-      if (Has(node, i)) given[i] = &In(node, i).constant;
-    }
-    auto result = FoldOnnx(node, given);
-    if (!result && result.error().code == ErrorCode::kInfeasible) {
-      Set(node, FoldedLarge(node));
-      return {};
-    }
-    TESSERA_TRY(auto folded, std::move(result));
-    if (folded) {
-      Value value = ConstantValue(*std::move(folded));
-      // By another name it is of the file all the same.
-      if (node.op == "Identity") value.source = In(node, 0).source;
-      Set(node, std::move(value));
-      return {};
-    }
+  if (operands.constants && !node.inputs.empty()) {
+    TESSERA_TRY(const bool folded, FoldConstants(node));
+    if (folded) return {};
   }
   TESSERA_TRY(const bool numbers, FoldNumbers(node));
   if (numbers) return {};
@@ -1092,20 +1136,7 @@ Result<void> Walk::Map(const OnnxNode& node) {
   if (elementwise && (node.inputs.size() == 1 || node.inputs.size() == 2)) {
     return Elementwise(node);
   }
-  constexpr std::string_view kByData[] = {"Compress", "NonZero", "Unique"};
-  constexpr std::string_view kPrograms[] = {"If", "Loop", "Scan"};
-  if (std::ranges::count(kByData, node.op) > 0) {
-    return InvalidInput(
-        "what it computes has a shape that depends on data, as where experts "
-        "are given their tokens: tools/export_torch.py maps those of PyTorch "
-        "models, and exporters write them with fixed shapes where each token "
-        "has its experts' weights (transformers' "
-        "experts_implementation=\"batched_mm\")");
-  }
-  if (std::ranges::count(kPrograms, node.op) > 0) {
-    return InvalidInput("has graphs of its own, which are not read");
-  }
-  return InvalidInput("no operator of Tessera's is known for it");
+  return NotMapped(node.op);
 }
 
 void Walk::Run() {
@@ -1318,7 +1349,7 @@ Result<Graph> Walk::Finish() {
   const LossRow* row = &Losses()[0];
   if (const auto named = options_.overrides.find("loss");
       named != options_.overrides.end()) {
-    TESSERA_TRY(row, Find("loss", Losses(), named->second.text));
+    TESSERA_TRY(row, Find("loss", Losses(), WordsOf(named->second)));
   }
   if (row->of_elements && value.Is(Value::Kind::kSoftmax)) {
     return InvalidInput("ends in a softmax, which " + std::string(row->name) +
@@ -1335,6 +1366,9 @@ Result<Graph> Walk::Finish() {
   }
   if (!logits) return logits.error().At(where);
   const Activation& x = *logits;
+  for (size_t d = 0; d < x.dims.size(); ++d) {
+    if (auto own = CheckOwn(x, d); !own) return own.error().At(where);
+  }
   TensorId loss;
   if (row->of_elements) {
     TESSERA_TRY(loss, ElementLoss(*row, x, where));

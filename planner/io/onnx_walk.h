@@ -92,6 +92,8 @@ inline constexpr char kFrozen[] = "frozen";
 Result<std::vector<std::string>> FrozenPatterns(const OnnxModel& model,
                                                 const ImportOptions& options,
                                                 const std::string& path);
+// What an override says in words: a string without its quotes.
+std::string WordsOf(const JsonValue& value);
 
 // One walk over the nodes, in their order: Run once, and then one of Finish and
 // FinishComputation once, unless the walk has taken an atom apart: its graph is
@@ -186,7 +188,8 @@ class Walk {
   // 1.
   Activation Reordered(const OnnxNode& node, Activation x,
                        std::span<const Atom> wanted);
-  // Whether x's tensor has all of x's dimensions, these last.
+  // Whether x's tensor has all of x's dimensions that no Expand repeats, these
+  // last.
   static bool EndsIn(const Activation& x, std::span<const Atom> features);
   // The weight `value`, its dimensions in the order `order` and of the shape
   // `shape`, which may take them apart.
@@ -223,6 +226,22 @@ class Walk {
   // The node's result: its first operand in another shape.
   Result<void> SetReshaped(const OnnxNode& node, const Shape& to);
   Result<void> Binary(const OnnxNode& node, Activation x, Activation y);
+  // Scores by a number; false where these are not the two operands.
+  Result<bool> ScaledScores(const OnnxNode& node);
+  // A mask added to scores, or to scores that have had something added:
+  // computed by the file, too large for that, or kept beside its weights. False
+  // where what is added is no mask.
+  Result<bool> MaskedScores(const OnnxNode& node);
+  // Whether operand `i` is a weight that is added to a sequence, a row to each
+  // place.
+  bool HasRowForEachPlace(const OnnxNode& node, size_t i) const;
+  // An operand of a node element by element: the number that all its elements
+  // are, where the other one's shape holds them all, or a tensor.
+  struct NumberOrTensor {
+    std::optional<double> number;
+    std::optional<Activation> tensor;
+  };
+  Result<NumberOrTensor> ElementOperand(const OnnxNode& node, size_t i);
   // Of three tensors, or tensors and numbers, by the first one.
   Result<void> Choose(const OnnxNode& node);
   // Whether a tensor of shape `from` is broadcast to the shape of `to` alone.
@@ -316,6 +335,12 @@ class Walk {
   Result<Activation> Lookup(const std::string& name, const Value& table,
                             std::vector<size_t> order, const Shape& rows,
                             const std::string& input);
+  // Whether the rows that a Gather reads are of places: ids for each place of a
+  // sequence.
+  bool IsOfPlaces(const OnnxNode& node);
+  // Operand `i` of a Where, which takes all of it, in the shape of all
+  // operands.
+  Result<void> Chosen(const OnnxNode& node, size_t i);
   // Which keys are seen by a mask.
   Result<Mask> MaskOf(const OnnxNode& node, size_t operand, MaskForm form);
   // Of one whose elements are computed row by row.
@@ -398,9 +423,12 @@ class Walk {
   Result<bool> FoldNumbers(const OnnxNode& node);
 
   // ---- recurrent layers
-  // A node's sizes.
+  // What a node asks for, and its sizes.
   struct LayerCall {
+    std::string name;
     bool batch_first = false;
+    bool reverse = false;  // its one direction
+    bool apart = false;    // a layer for each gate, not one for all
     bool sampled = false;  // of samples, not of tensors of the file alone
     int64_t directions = 1;
     int64_t samples = 0;
@@ -440,14 +468,26 @@ class Walk {
                                 const LayerCall& call, int64_t direction);
   // That the node asks for nothing else than the operators compute.
   Result<void> CheckCell(const OnnxNode& node) const;
+  // Of operand 0, whose steps x and `inputs` become as by StepsOf.
+  Result<LayerCall> LayerCallOf(const OnnxNode& node, Activation& x,
+                                std::vector<TensorId>& inputs);
   Result<LayerWeights> WeightsOf(const OnnxNode& node, const LayerCall& call,
-                                 int64_t direction, bool apart);
+                                 int64_t direction);
   // `keeps`: the cell of an LSTM is read.
   CellState Step(const OnnxNode& node, const std::string& prefix,
                  const LayerWeights& weights, TensorId x, CellState state,
                  bool keeps);
   CellState StepApart(const OnnxNode& node, const std::string& prefix,
                       const LayerWeights& weights, TensorId x, CellState state);
+  // One direction: the states of all steps, by their places, and in `last` that
+  // behind the last one.
+  Result<std::vector<TensorId>> StatesOf(const OnnxNode& node,
+                                         const LayerCall& call,
+                                         int64_t direction,
+                                         std::span<const TensorId> inputs,
+                                         CellState& last);
+  // Whether something reads a node's result.
+  bool IsRead(const OnnxNode& node, size_t result) const;
   // States, which lack the dimension that they are joined along, as one tensor.
   Result<Activation> JoinedStates(const OnnxNode& node, const Value& value);
   // States that lack dimension `axis` beside each other along it; false where
@@ -476,8 +516,20 @@ class Walk {
   // Its results, still unknown.
   Result<void> Declare(const OnnxNode& node);
   Result<void> Map(const OnnxNode& node);
+  struct OperandKinds {
+    bool constants = true;  // all of them
+    bool known = true;      // the same, were they computed
+    bool large = false;     // one of them
+    // One is behind a node that could not be mapped; the rest was not read.
+    bool behind_problem = false;
+  };
+  // Errors say which operand is none.
+  Result<OperandKinds> KindsOfOperands(const OnnxNode& node) const;
   bool MovesLarge(const OnnxNode& node) const;
   Value FoldedLarge(const OnnxNode& node) const;
+  // Of operands that are all constants; false where the node is computed all
+  // the same.
+  Result<bool> FoldConstants(const OnnxNode& node);
   // That no result is too large.
   Result<void> CheckSizes(const OnnxNode& node);
   Result<void> ArgMax(const OnnxNode& node);

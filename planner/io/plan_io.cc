@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "planner/base/indexed.h"
 #include "planner/base/table.h"
 #include "planner/io/proto_file_io.h"
 #include "planner/plan/stages.h"
@@ -15,12 +16,6 @@
 
 namespace tessera {
 namespace {
-
-std::string At(std::string_view list, int index, std::string_view field = "") {
-  std::string where = std::string(list) + "[" + std::to_string(index) + "]";
-  if (!field.empty()) where += "." + std::string(field);
-  return where;
-}
 
 size_t ForwardNodes(const Graph& graph) {
   size_t count = 0;
@@ -55,7 +50,12 @@ Message* EntryFor(google::protobuf::RepeatedPtrField<Message>& entries,
   return found->second;
 }
 
-// The names in the files are those of the enums' prefixed values.
+// The tiers have the file's numbers.
+static_assert(static_cast<int>(MemoryTier::kDevice) == proto::DEVICE);
+static_assert(static_cast<int>(MemoryTier::kHost) == proto::HOST);
+static_assert(static_cast<int>(MemoryTier::kFile) == proto::FILE);
+static_assert(kMemoryTiers == proto::MemoryTier_ARRAYSIZE);
+
 proto::MemoryTier ToProto(MemoryTier tier) {
   return static_cast<proto::MemoryTier>(tier);
 }
@@ -234,7 +234,8 @@ class Reader {
       for (int i = 0; i < list.actions_size(); ++i) {
         auto action = ParseAction(list.actions(i));
         if (!action) {
-          return action.error().At(At("actions", g, At("actions", i)));
+          return action.error().At(
+              Indexed("actions", g, Indexed("actions", i)));
         }
         order.push_back(*action);
       }
@@ -254,7 +255,7 @@ class Reader {
           return InvalidInput("is " + std::to_string(device) +
                                   ": expected 0 to " +
                                   std::to_string(kMostPlannedDevices - 1),
-                              At("groups", g, At("devices", d)));
+                              Indexed("groups", g, Indexed("devices", d)));
         }
         group.devices.push_back(DeviceId(device));
       }
@@ -262,7 +263,7 @@ class Reader {
         return InvalidInput("has " + std::to_string(row.axes_size()) +
                                 " axes: expected at most " +
                                 std::to_string(kMaxAxes),
-                            At("groups", g, "axes"));
+                            Indexed("groups", g, "axes"));
       }
       for (const proto::MeshAxis& axis : row.axes()) {
         group.axes.push_back({axis.name(),
@@ -305,10 +306,10 @@ class Reader {
                std::string_view(row.group()));
       if (!group) {
         return InvalidInput(group.error().message,
-                            At("placements", p, "group"));
+                            Indexed("placements", p, "group"));
       }
       for (int n = 0; n < row.nodes_size(); ++n) {
-        const std::string where = At("placements", p, At("nodes", n));
+        const std::string where = Indexed("placements", p, Indexed("nodes", n));
         const auto found = index.find(row.nodes(n));
         if (found == index.end()) {
           return InvalidInput("unknown node '" + row.nodes(n) + "'", where);
@@ -322,14 +323,15 @@ class Reader {
         placement.chunk = row.chunk();
         placement.recompute = row.recompute();
         if (row.has_tiles()) placement.tiles = row.tiles();
-        TESSERA_TRY(placement.rooted, ReadAxes(row.rooted(), **group,
-                                               At("placements", p, "rooted")));
-        TESSERA_TRY(
-            placement.streamed,
-            ReadAxes(row.streamed(), **group, At("placements", p, "streamed")));
+        TESSERA_TRY(placement.rooted,
+                    ReadAxes(row.rooted(), **group,
+                             Indexed("placements", p, "rooted")));
+        TESSERA_TRY(placement.streamed,
+                    ReadAxes(row.streamed(), **group,
+                             Indexed("placements", p, "streamed")));
         TESSERA_TRY(placement.activation_tier,
                     FromProto(row.activation_tier(),
-                              At("placements", p, "activation_tier")));
+                              Indexed("placements", p, "activation_tier")));
         TESSERA_RETURN_IF_ERROR(ReadSplits(row, p, graph_.nodes[found->second],
                                            **group, placement));
       }
@@ -348,7 +350,7 @@ class Reader {
                           const DeviceGroup& group, OpPlacement& placement) {
     for (int s = 0; s < row.splits_size(); ++s) {
       const proto::Split& split = row.splits(s);
-      const std::string where = At("placements", p, At("splits", s));
+      const std::string where = Indexed("placements", p, Indexed("splits", s));
       const int factor = split.factor().size() == 1
                              ? node.rule.FactorOf(split.factor()[0])
                              : -1;
@@ -379,7 +381,7 @@ class Reader {
     for (int r = 0; r < message_.weights_size(); ++r) {
       const proto::WeightStorage& row = message_.weights(r);
       for (int n = 0; n < row.weights_size(); ++n) {
-        const std::string where = At("weights", r, At("weights", n));
+        const std::string where = Indexed("weights", r, Indexed("weights", n));
         const auto found = index.find(row.weights(n));
         if (found == index.end()) {
           return InvalidInput("unknown weight '" + row.weights(n) + "'", where);
@@ -393,19 +395,19 @@ class Reader {
         plan_.weights[w].zero_stage = row.zero_stage();
         TESSERA_TRY(plan_.weights[w].zero_axes,
                     ReadAxes(row.zero_axes(), plan_.groups[home.index()],
-                             At("weights", r, "zero_axes")));
+                             Indexed("weights", r, "zero_axes")));
         TESSERA_TRY(plan_.weights[w].rooted,
                     ReadAxes(row.rooted(), plan_.groups[home.index()],
-                             At("weights", r, "rooted")));
+                             Indexed("weights", r, "rooted")));
         TESSERA_TRY(plan_.weights[w].parameter_tier,
                     FromProto(row.parameter_tier(),
-                              At("weights", r, "parameter_tier")));
+                              Indexed("weights", r, "parameter_tier")));
         TESSERA_TRY(plan_.weights[w].optimizer_tier,
                     FromProto(row.optimizer_tier(),
-                              At("weights", r, "optimizer_tier")));
-        TESSERA_TRY(
-            plan_.weights[w].gradient_tier,
-            FromProto(row.gradient_tier(), At("weights", r, "gradient_tier")));
+                              Indexed("weights", r, "optimizer_tier")));
+        TESSERA_TRY(plan_.weights[w].gradient_tier,
+                    FromProto(row.gradient_tier(),
+                              Indexed("weights", r, "gradient_tier")));
       }
     }
     for (size_t w = 0; w < weights.size(); ++w) {

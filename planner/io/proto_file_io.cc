@@ -4,16 +4,19 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/stubs/logging.h>
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "planner/base/file.h"
 #include "planner/base/table.h"
-#include "planner/io/file.h"
 #include "planner/io/json_check_io.h"
 
 namespace tessera {
@@ -121,7 +124,7 @@ Error MisfitError(std::string message, const std::string& bytes,
                   const Descriptor& type) {
   const size_t end = message.find("): ");
   if (!message.starts_with('(') || end == std::string::npos) {
-    return InvalidInput(message);
+    return InvalidInput(FirstLine(message));
   }
   const std::string path = message.substr(1, end - 1);
   const std::string place = JsonPlace(bytes, type, path);
@@ -188,15 +191,65 @@ std::string FindUnknownField(const Message& message) {
   return "";
 }
 
-Result<void> ParseBinary(const std::string& bytes, Message& out) {
-  if (!out.ParseFromString(bytes)) {
-    return InvalidInput("not a whole binary " +
-                        std::string(out.GetDescriptor()->name()) +
-                        ": of another kind, truncated or garbage");
+int64_t SchemaVersionOf(const Message& message) {
+  const FieldDescriptor* field =
+      message.GetDescriptor()->FindFieldByName("schema_version");
+  TESSERA_CHECK(field != nullptr &&
+                field->cpp_type() == FieldDescriptor::CPPTYPE_INT32 &&
+                !field->is_repeated())
+      << message.GetDescriptor()->name() << " lacks int32 schema_version";
+  return message.GetReflection()->GetInt32(message, field);
+}
+
+// Which other kind of file it is, such as "a plan"; empty where none fits.
+std::string KindOf(const std::string& bytes) {
+  constexpr std::pair<const char*, const char*> kKinds[] = {
+      {"Graph", "a graph"},
+      {"Plan", "a plan"},
+      {"Cluster", "a cluster"},
+      {"Profile", "a profile"},
+      {"Timeline", "a timeline"}};
+  const auto* const pool = google::protobuf::DescriptorPool::generated_pool();
+  for (const auto& [type, words] : kKinds) {
+    const Descriptor* const descriptor =
+        pool->FindMessageTypeByName(std::string("tessera.proto.") + type);
+    if (descriptor == nullptr) continue;
+    const std::unique_ptr<Message> message(
+        google::protobuf::MessageFactory::generated_factory()
+            ->GetPrototype(descriptor)
+            ->New());
+    if (message->ParseFromString(bytes) && FindUnknownField(*message).empty() &&
+        SchemaVersionOf(*message) == kSchemaVersion) {
+      return words;
+    }
   }
-  const std::string unknown = FindUnknownField(out);
-  if (!unknown.empty()) return InvalidInput("unknown " + unknown);
-  return {};
+  // Of which only some fields are read.
+  const Descriptor* const onnx =
+      pool->FindMessageTypeByName("tessera.proto.onnx.Model");
+  if (onnx == nullptr) return "";
+  const std::unique_ptr<Message> model(
+      google::protobuf::MessageFactory::generated_factory()
+          ->GetPrototype(onnx)
+          ->New());
+  const FieldDescriptor* const graph = onnx->FindFieldByName("graph");
+  const bool is_model = model->ParseFromString(bytes) && graph != nullptr &&
+                        model->GetReflection()->HasField(*model, graph);
+  return is_model ? "an ONNX model" : "";
+}
+
+Result<void> ParseBinary(const std::string& bytes, Message& out) {
+  // What it would say on stderr, the error says.
+  const google::protobuf::LogSilencer silencer;
+  const std::string wanted(out.GetDescriptor()->name());
+  const bool parsed = out.ParseFromString(bytes);
+  const std::string unknown = parsed ? FindUnknownField(out) : "";
+  if (parsed && unknown.empty()) return {};
+  if (const std::string kind = KindOf(bytes); !kind.empty()) {
+    return InvalidInput("is " + kind + ": expected a binary " + wanted);
+  }
+  if (parsed) return InvalidInput("unknown " + unknown);
+  return InvalidInput("not a whole binary " + wanted +
+                      ": of another kind, truncated or garbage");
 }
 
 Result<std::string> PrintBinary(const Message& message) {
@@ -235,16 +288,6 @@ Result<const Encoding*> EncodingOf(const std::string& path) {
   return InvalidInput(message, path);
 }
 
-int64_t SchemaVersionOf(const Message& message) {
-  const FieldDescriptor* field =
-      message.GetDescriptor()->FindFieldByName("schema_version");
-  TESSERA_CHECK(field != nullptr &&
-                field->cpp_type() == FieldDescriptor::CPPTYPE_INT32 &&
-                !field->is_repeated())
-      << message.GetDescriptor()->name() << " lacks int32 schema_version";
-  return message.GetReflection()->GetInt32(message, field);
-}
-
 // "path" + "line:column" is "path:line:column".
 Error InFile(const Error& error, const std::string& path) {
   Error result = error;
@@ -260,7 +303,8 @@ bool HasProtoFileEnding(const std::string& path) {
 
 Result<void> ReadProtoFile(const std::string& path, Message& out) {
   TESSERA_TRY(const Encoding* encoding, EncodingOf(path));
-  TESSERA_TRY(const std::string bytes, ReadFile(path));
+  TESSERA_TRY(std::string bytes, ReadFile(path));
+  if (encoding->parse != ParseBinary) DropByteOrderMark(bytes);
   out.Clear();
   if (auto parsed = encoding->parse(bytes, out); !parsed) {
     return InFile(parsed.error(), path);

@@ -11,9 +11,8 @@
 namespace tessera {
 
 // The encoding follows the ending: .txtpb, .json or .pb. Names of tasks and
-// groups are written for people; reading gives the spans back.
+// groups are written for people.
 Result<void> WriteTimeline(const std::string& path, const TaskGraph& tasks,
                            const Graph& graph, const Timeline& timeline);
-Result<Timeline> ReadTimeline(const std::string& path);
 
 }  // namespace tessera

@@ -70,8 +70,14 @@ struct RotaryModel {
   int64_t seq_len = 0;
 };
 
-double OriginalPositions(ModelConfig& keys) {
-  return static_cast<double>(keys.Size("original_max_position_embeddings"));
+constexpr std::string_view kOriginal = "original_max_position_embeddings";
+
+// How far positions are stretched; transformers has no default either.
+double Stretch(ModelConfig& keys) {
+  if (!keys.Has("factor")) {
+    keys.Wrong("factor", "missing: expected a number of at least 1");
+  }
+  return keys.Number("factor", 1, 1, 1e6);
 }
 
 // How much YaRN stretches scores or features (Peng et al. 2023, equation 22),
@@ -80,8 +86,11 @@ double YarnMagnitude(double factor, double multiplier) {
   return factor <= 1 ? 1 : 0.1 * multiplier * std::log(factor) + 1;
 }
 
-void ReadYarn(ModelConfig& keys, const RotaryModel&, Rotary& rotary) {
-  const double factor = keys.Number("factor", 1, 1, 1e6);
+void ReadYarn(ModelConfig& keys, const RotaryModel& model, Rotary& rotary) {
+  const double factor = Stretch(keys);
+  const int64_t original =
+      (keys.Has(kOriginal) ? keys : model.config)
+          .Size(kOriginal, model.config.Size("max_position_embeddings"));
   const double turned = keys.Number("mscale", 0, 0, 1e3);
   const double all = keys.Number("mscale_all_dim", 0, 0, 1e3);
   const double magnitude =
@@ -94,14 +103,14 @@ void ReadYarn(ModelConfig& keys, const RotaryModel&, Rotary& rotary) {
       {"beta_slow", keys.Number("beta_slow", 1, 1e-3, 1e6)},
       {"factor", factor},
       {"magnitude", keys.Number("attention_factor", magnitude, 1e-3, 1e3)},
-      {"original_positions", OriginalPositions(keys)}};
+      {"original_positions", static_cast<double>(original)}};
   // Of queries and of keys.
   rotary.score_scale = std::pow(YarnMagnitude(factor, all), 2);
 }
 
 void ReadLinear(ModelConfig& keys, const RotaryModel&, Rotary& rotary) {
   rotary.op = "rotary_linear";
-  rotary.scaling = {{"factor", keys.Number("factor", 1, 1, 1e6)}};
+  rotary.scaling = {{"factor", Stretch(keys)}};
 }
 
 void ReadLlama3(ModelConfig& keys, const RotaryModel&, Rotary& rotary) {
@@ -110,11 +119,12 @@ void ReadLlama3(ModelConfig& keys, const RotaryModel&, Rotary& rotary) {
   if (low >= high) {
     keys.Wrong("low_freq_factor", "expected less than high_freq_factor");
   }
+  const auto original = static_cast<double>(keys.Size(kOriginal));
   rotary.op = "rotary_llama3";
-  rotary.scaling = {{"factor", keys.Number("factor", 1, 1, 1e6)},
+  rotary.scaling = {{"factor", Stretch(keys)},
                     {"high_frequency", high},
                     {"low_frequency", low},
-                    {"original_positions", OriginalPositions(keys)}};
+                    {"original_positions", original}};
 }
 
 // The numbers of one of two keys, by whether a sequence is longer than those
@@ -122,7 +132,6 @@ void ReadLlama3(ModelConfig& keys, const RotaryModel&, Rotary& rotary) {
 // transformers' modeling_rope_utils). Phi-3's configs have the original
 // positions outside of `keys`.
 void ReadLongRope(ModelConfig& keys, const RotaryModel& model, Rotary& rotary) {
-  constexpr std::string_view kOriginal = "original_max_position_embeddings";
   const auto original = static_cast<double>(
       (keys.Has(kOriginal) ? keys : model.config).Size(kOriginal));
   const auto most =
@@ -180,16 +189,24 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const JsonValue& scaling = config.Value(key);
     if (scaling.is_null()) continue;
-    const JsonValue& type = scaling.Field("rope_type").is_null()
-                                ? scaling.Field("type")
-                                : scaling.Field("rope_type");
-    const auto form =
-        std::ranges::find(kRotaryForms, type.text, &RotaryForm::name);
+    const char* const type_key =
+        scaling.Field("rope_type").is_null() ? "type" : "rope_type";
+    const JsonValue& type = scaling.Field(type_key);
+    // Phi-3's first configs have other names for it.
+    const bool renamed = config.Value("model_type").text == "phi3" &&
+                         (type.text == "su" || type.text == "yarn");
+    const auto form = std::ranges::find(
+        kRotaryForms, renamed ? "longrope" : std::string_view(type.text),
+        &RotaryForm::name);
     if (form == kRotaryForms.end()) {
-      config.Wrong(key, "is " + scaling.ToString() +
-                            ": this form of rotary embeddings is not "
-                            "supported; known: default, linear, yarn, "
-                            "llama3, longrope");
+      // The other fields may be lists of a number for each feature.
+      config.Wrong(
+          std::string(key) + ": " + type_key,
+          (type.is_null() ? "missing: expected a form of rotary embeddings"
+                          : "is " + type.ToString() +
+                                ": this form of rotary embeddings is not "
+                                "supported") +
+              std::string("; known: default, linear, yarn, llama3, longrope"));
       continue;
     }
     ModelConfig keys(key, scaling);

@@ -2,16 +2,13 @@
 
 #include <cmath>
 #include <cstdio>
-#include <numeric>
 #include <string_view>
 #include <unordered_map>
 
+#include "planner/base/indexed.h"
+
 namespace tessera {
 namespace {
-
-std::string Indexed(std::string_view list, size_t index) {
-  return std::string(list) + "[" + std::to_string(index) + "]";
-}
 
 bool InRange(int64_t index, size_t size) {
   return index >= 0 && static_cast<size_t>(index) < size;
@@ -20,8 +17,15 @@ bool InRange(int64_t index, size_t size) {
 // Bounds far outside of any machine, within which times of steps can be counted
 // in picoseconds.
 constexpr double kLeastBandwidth = 1e6;  // bytes/s
-constexpr double kLeastPeak = 1e9;       // operations/s
-constexpr double kLongestLatency = 1;    // s
+constexpr double kMostBandwidth = 1e18;
+constexpr double kLeastPeak = 1e9;  // operations/s
+constexpr double kMostPeak = 1e21;
+constexpr double kMostBytes = 1e18;
+constexpr double kLongestLatency = 1;  // s
+constexpr double kLeastSlowness = 1e-3;
+constexpr double kMostSlowness = 1e6;
+constexpr double kMostPasses = 100;  // over values, of a stack's kernels
+constexpr double kMostFragmentation = 10;
 constexpr int kMostProcessors = 1 << 20;
 
 std::string Short(double value) {
@@ -37,33 +41,65 @@ struct Problems {
   void Add(const std::string& where, std::string message) {
     errors.push_back(InvalidInput(std::move(message), where));
   }
-  void RequirePositive(double value, const std::string& where) {
-    if (!(value > 0) || !std::isfinite(value)) {
-      Add(where, "must be positive, is " + Short(value));
-    }
-  }
-  void RequireBandwidth(double value, const std::string& where) {
-    RequirePositive(value, where);
-    if (value > 0 && value < kLeastBandwidth) {
-      Add(where, "must be at least " + Short(kLeastBandwidth) + ", is " +
-                     Short(value));
-    }
-  }
-  void RequireLatency(double value, const std::string& where) {
-    RequireNotNegative(value, where);
-    if (value > kLongestLatency) {
-      Add(where,
-          "must be at most " + Short(kLongestLatency) + ", is " + Short(value));
+  void RequireAtMost(double value, double most, const std::string& where) {
+    if (value > most) {
+      Add(where, "must be at most " + Short(most) + ", is " + Short(value));
     }
   }
   void RequireNotNegative(double value, const std::string& where) {
-    if (!(value >= 0) || !std::isfinite(value)) {
-      Add(where, "must not be negative, is " + Short(value));
+    if (!(value >= 0)) Add(where, "must not be negative, is " + Short(value));
+  }
+  // In [0, most].
+  void RequireUpTo(double most, double value, const std::string& where) {
+    RequireNotNegative(value, where);
+    RequireAtMost(value, most, where);
+  }
+  void RequireFinite(double value, const std::string& where) {
+    RequireNotNegative(value, where);
+    if (std::isinf(value)) Add(where, "must be finite");
+  }
+  void RequirePositiveBytes(Bytes bytes, const std::string& where) {
+    const auto value = static_cast<double>(bytes.value);
+    if (!(value > 0)) Add(where, "must be positive, is " + Short(value));
+    RequireAtMost(value, kMostBytes, where);
+  }
+  void RequireBytes(Bytes bytes, const std::string& where) {
+    RequireUpTo(kMostBytes, static_cast<double>(bytes.value), where);
+  }
+  void RequireBandwidth(BytesPerSecond bandwidth, const std::string& where) {
+    const double value = bandwidth.value;
+    if (!(value > 0)) {
+      Add(where, "must be positive, is " + Short(value));
+    } else if (value < kLeastBandwidth) {
+      Add(where, "must be at least " + Short(kLeastBandwidth) + ", is " +
+                     Short(value));
+    }
+    RequireAtMost(value, kMostBandwidth, where);
+  }
+  void RequirePeak(FlopsPerSecond peak, const std::string& where) {
+    if (!(peak.value >= 0 && peak.value <= kMostPeak) ||
+        (peak.value > 0 && peak.value < kLeastPeak)) {
+      Add(where, "must be 0 or in [" + Short(kLeastPeak) + ", " +
+                     Short(kMostPeak) + "], is " + Short(peak.value));
+    }
+  }
+  void RequireLatency(Duration latency, const std::string& where) {
+    RequireUpTo(kLongestLatency, latency.seconds(), where);
+  }
+  void RequireSlowness(double value, const std::string& where) {
+    if (!(value >= kLeastSlowness && value <= kMostSlowness)) {
+      Add(where, "must be in [" + Short(kLeastSlowness) + ", " +
+                     Short(kMostSlowness) + "], is " + Short(value));
     }
   }
   void RequireFraction(double value, const std::string& where) {
     if (!(value > 0 && value <= 1)) {
       Add(where, "must be in (0, 1], is " + Short(value));
+    }
+  }
+  void RequireShare(double value, const std::string& where) {
+    if (!(value >= 0 && value <= 1)) {
+      Add(where, "must be in [0, 1], is " + Short(value));
     }
   }
   void RequireIndex(int64_t index, size_t size, const std::string& where) {
@@ -76,34 +112,28 @@ struct Problems {
 
 void CheckDeviceType(const DeviceType& type, const std::string& at,
                      Problems& problems) {
-  problems.RequirePositive(static_cast<double>(type.memory.value),
-                           at + ".memory");
-  const double peaks[] = {type.peak_fp64.value, type.peak_fp32.value,
-                          type.peak_bf16.value, type.peak_fp16.value,
-                          type.peak_fp8.value,  type.peak_fp4.value};
+  problems.RequirePositiveBytes(type.memory, at + ".memory");
+  const FlopsPerSecond peaks[] = {type.peak_fp64, type.peak_fp32,
+                                  type.peak_bf16, type.peak_fp16,
+                                  type.peak_fp8,  type.peak_fp4};
   const char* const names[] = {".peak_fp64", ".peak_fp32", ".peak_bf16",
                                ".peak_fp16", ".peak_fp8",  ".peak_fp4"};
   bool computes = false;
   for (size_t i = 0; i < std::size(peaks); ++i) {
-    problems.RequireNotNegative(peaks[i], at + names[i]);
-    if (peaks[i] > 0 && peaks[i] < kLeastPeak) {
-      problems.Add(at + names[i], "must be 0 or at least " + Short(kLeastPeak) +
-                                      ", is " + Short(peaks[i]));
-    }
-    computes |= peaks[i] > 0;
+    problems.RequirePeak(peaks[i], at + names[i]);
+    computes |= peaks[i].value > 0;
   }
   if (!computes) {
     problems.Add(at, "one of the peaks must be positive, all are zero");
   }
-  problems.RequireBandwidth(type.memory_bandwidth.value,
-                            at + ".memory_bandwidth");
+  problems.RequireBandwidth(type.memory_bandwidth, at + ".memory_bandwidth");
   problems.RequireFraction(type.compute_efficiency, at + ".compute_efficiency");
   problems.RequireFraction(type.memory_efficiency, at + ".memory_efficiency");
   if (type.sustained_rate != 0) {
     problems.RequireFraction(type.sustained_rate, at + ".sustained_rate");
   }
-  problems.RequireLatency(type.launch_overhead.seconds(),
-                          at + ".launch_overhead");
+  problems.RequireLatency(type.launch_overhead, at + ".launch_overhead");
+  problems.RequireSlowness(type.slowness, at + ".slowness");
   if (type.multiprocessors < 0 || type.multiprocessors > kMostProcessors) {
     problems.Add(at + ".multiprocessors",
                  "must be in [0, " + std::to_string(kMostProcessors) +
@@ -113,47 +143,51 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
     problems.Add(at + ".multiprocessors",
                  "must be given where generation is, and only there");
   }
-  problems.RequireNotNegative(type.upkeep.price, at + ".upkeep.price");
-  problems.RequireNotNegative(type.upkeep.power, at + ".upkeep.power");
-  problems.RequireNotNegative(type.upkeep.mtbf, at + ".upkeep.mtbf");
+  problems.RequireFinite(type.upkeep.price, at + ".upkeep.price");
+  problems.RequireFinite(type.upkeep.power, at + ".upkeep.power");
+  problems.RequireFinite(type.upkeep.mtbf, at + ".upkeep.mtbf");
+}
+
+void CheckLinkType(const LinkType& type, const std::string& at,
+                   Problems& problems) {
+  problems.RequireBandwidth(type.bandwidth, at + ".bandwidth");
+  problems.RequireLatency(type.latency, at + ".latency");
+  problems.RequireLatency(type.start, at + ".start");
+  if (type.in_switch_bandwidth.value != 0) {
+    problems.RequireBandwidth(type.in_switch_bandwidth,
+                              at + ".in_switch_bandwidth");
+  }
+  problems.RequireSlowness(type.slowness, at + ".slowness");
 }
 
 void CheckStack(const Stack& stack, Problems& problems) {
-  problems.RequireLatency(stack.host_per_operator.seconds(),
-                          "stack.host_per_operator");
-  problems.RequireNotNegative(stack.logits_passes, "stack.logits_passes");
-  problems.RequireNotNegative(stack.kernel_traffic, "stack.kernel_traffic");
-  problems.RequireNotNegative(stack.optimizer_traffic,
-                              "stack.optimizer_traffic");
+  problems.RequireLatency(stack.host_per_operator, "stack.host_per_operator");
+  problems.RequireUpTo(kMostPasses, stack.logits_passes, "stack.logits_passes");
+  problems.RequireUpTo(kMostPasses, stack.kernel_traffic,
+                       "stack.kernel_traffic");
+  problems.RequireUpTo(kMostPasses, stack.optimizer_traffic,
+                       "stack.optimizer_traffic");
   problems.RequireFraction(stack.sustained, "stack.sustained");
-  problems.RequireNotNegative(stack.sharded_bandwidth.value,
-                              "stack.sharded_bandwidth");
-  problems.RequireLatency(stack.host_per_shard.seconds(),
-                          "stack.host_per_shard");
-  problems.RequireNotNegative(stack.tensor_exposed, "stack.tensor_exposed");
-  problems.RequireNotNegative(stack.experts_exposed, "stack.experts_exposed");
-  const auto bytes = [](Bytes b) { return static_cast<double>(b.value); };
-  problems.RequireNotNegative(bytes(stack.memory.context),
-                              "stack.memory.context");
-  problems.RequireNotNegative(bytes(stack.memory.zero_bucket),
-                              "stack.memory.zero_bucket");
-  problems.RequireNotNegative(bytes(stack.memory.communicator),
-                              "stack.memory.communicator");
-  problems.RequireNotNegative(stack.memory.fragmentation,
-                              "stack.memory.fragmentation");
+  problems.RequireUpTo(kMostBandwidth, stack.sharded_bandwidth.value,
+                       "stack.sharded_bandwidth");
+  problems.RequireLatency(stack.host_per_shard, "stack.host_per_shard");
+  problems.RequireShare(stack.tensor_exposed, "stack.tensor_exposed");
+  problems.RequireShare(stack.experts_exposed, "stack.experts_exposed");
+  problems.RequireBytes(stack.memory.context, "stack.memory.context");
+  problems.RequireBytes(stack.memory.zero_bucket, "stack.memory.zero_bucket");
+  problems.RequireBytes(stack.memory.communicator, "stack.memory.communicator");
+  problems.RequireUpTo(kMostFragmentation, stack.memory.fragmentation,
+                       "stack.memory.fragmentation");
 }
 
 void CheckHost(const Host& host, Problems& problems) {
-  problems.RequirePositive(static_cast<double>(host.memory.value),
-                           "host.memory");
-  problems.RequireBandwidth(host.memory_bandwidth.value,
-                            "host.memory_bandwidth");
-  problems.RequireBandwidth(host.device_link.value, "host.device_link");
-  problems.RequireNotNegative(static_cast<double>(host.storage.value),
-                              "host.storage");
+  problems.RequirePositiveBytes(host.memory, "host.memory");
+  problems.RequireBandwidth(host.memory_bandwidth, "host.memory_bandwidth");
+  problems.RequireBandwidth(host.device_link, "host.device_link");
+  problems.RequireBytes(host.storage, "host.storage");
   if (host.storage == Bytes{}) return;
-  problems.RequireBandwidth(host.storage_read.value, "host.storage_read");
-  problems.RequireBandwidth(host.storage_write.value, "host.storage_write");
+  problems.RequireBandwidth(host.storage_read, "host.storage_read");
+  problems.RequireBandwidth(host.storage_write, "host.storage_write");
 }
 
 void CheckDevices(const Cluster& cluster, Problems& problems) {
@@ -199,7 +233,7 @@ void CheckDevices(const Cluster& cluster, Problems& problems) {
     if (vertex.name.empty()) continue;
     const auto [first, is_new] = named.try_emplace(vertex.name, v);
     if (is_new) continue;
-    problems.Add(Indexed("vertices", v) + ".name",
+    problems.Add(Indexed("vertices", v, "name"),
                  "'" + vertex.name + "' is the name of vertex " +
                      std::to_string(first->second) + ", too");
   }
@@ -333,24 +367,13 @@ std::vector<Error> Validate(const Cluster& cluster) {
                     problems);
   }
   for (size_t i = 0; i < cluster.link_types.size(); ++i) {
-    const std::string at = Indexed("link_types", i);
-    problems.RequireBandwidth(cluster.link_types[i].bandwidth.value,
-                              at + ".bandwidth");
-    problems.RequireLatency(cluster.link_types[i].latency.seconds(),
-                            at + ".latency");
-    problems.RequireLatency(cluster.link_types[i].start.seconds(),
-                            at + ".start");
-    if (cluster.link_types[i].in_switch_bandwidth.value != 0) {
-      problems.RequireBandwidth(cluster.link_types[i].in_switch_bandwidth.value,
-                                at + ".in_switch_bandwidth");
-    }
+    CheckLinkType(cluster.link_types[i], Indexed("link_types", i), problems);
   }
-  const size_t before_graph = problems.errors.size();
   if (cluster.host) CheckHost(*cluster.host, problems);
   CheckStack(cluster.stack, problems);
   CheckDevices(cluster, problems);
   CheckLinks(cluster, problems);
-  if (problems.errors.size() == before_graph) CheckConnected(cluster, problems);
+  if (problems.errors.empty()) CheckConnected(cluster, problems);
   return std::move(problems.errors);
 }
 

@@ -74,6 +74,9 @@ struct DeviceType {
   // it is not known: as the generation's others (costmodel/source/kernel_time).
   double sustained_rate = 0;
   Duration launch_overhead;  // floor of one kernel's time
+  // How many times as long its kernels take as the figures here, or a profile's
+  // rows of the type's name, say: of a straggler.
+  double slowness = 1;
   // Whether communication runs beside compute. If false every task of a rank
   // shares one stream.
   bool concurrent_streams = true;
@@ -113,6 +116,9 @@ struct LinkType {
   // Reached by sums and copies that the switch at its end makes (NVLink SHARP);
   // zero where it makes none.
   BytesPerSecond in_switch_bandwidth = {};
+  // How many times as much its bandwidths were when collectives were measured:
+  // of links that have become slow since.
+  double slowness = 1;
   bool operator==(const LinkType&) const = default;
 };
 
@@ -168,10 +174,15 @@ void Connect(Cluster& cluster, VertexId a, VertexId b, int link_type);
 VertexId AddVertex(Cluster& cluster, VertexKind kind, std::string name);
 DeviceId AddDevice(Cluster& cluster, int type, int node, std::string name);
 
-// All that is wrong with `cluster`: no devices, indices out of range, zero or
-// negative bandwidth, memory or peak, efficiencies outside (0, 1], devices
-// that cannot reach each other, nodes not contiguous. Empty when valid. Each
-// error's `where` names the field, such as "link_types[1].bandwidth".
+// All that is wrong with `cluster`: no devices, indices out of range, figures
+// out of their bounds, devices that cannot reach each other (said only where
+// nothing else is wrong), nodes not contiguous. Empty when valid. Each error's
+// `where` names the field, such as "link_types[1].bandwidth".
+//
+// Bounds lie far outside of any machine, so that all times are finite and can
+// be counted in picoseconds: peaks in [1e9, 1e21] operations/s (or 0),
+// bandwidths in [1e6, 1e18] bytes/s, memory and storage up to 1e18 bytes,
+// latencies up to 1 s, slowness in [1e-3, 1e6], efficiencies in (0, 1].
 std::vector<Error> Validate(const Cluster& cluster);
 
 }  // namespace tessera

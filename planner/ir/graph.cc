@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "planner/base/indexed.h"
 #include "planner/base/table.h"
 #include "planner/ir/running_average.h"
 
@@ -149,6 +150,27 @@ int64_t MatmulParameterCount(const Graph& graph) {
   return count;
 }
 
+namespace {
+
+// Of the pairs of a query and a key those that the mask leaves, but for the
+// diagonal: half of a causal one's, and of a window of w of s keys
+// w/s (1 - w/2s), or twice that on both sides of a query.
+double AttendedShare(const Graph& graph, const Node& node) {
+  const auto attribute = [&](std::string_view name, double absent) {
+    const auto found =
+        std::ranges::find(node.attributes, name, &Attribute::name);
+    return found == node.attributes.end() ? absent : found->value;
+  };
+  const double sides = attribute("causal", 1) == 0 ? 2 : 1;
+  const double window = attribute("window", 0);
+  const auto keys =
+      static_cast<double>(graph.tensor(node.operands[1]).shape[1]);
+  const double share = window > 0 ? std::min(1.0, window / keys) : 1;
+  return sides * share * (1 - share / 2);
+}
+
+}  // namespace
+
 Flops ModelFlops(const Graph& graph, bool halve_causal) {
   Flops total;
   for (const Node& node : graph.nodes) {
@@ -158,10 +180,8 @@ Flops ModelFlops(const Graph& graph, bool halve_causal) {
       total +=
           ForwardFlops(graph, node) * (3 * ActiveShareOf(graph, node).products);
     } else if (node.op->op_class == OpClass::kAttention) {
-      const auto causal =
-          std::ranges::find(node.attributes, "causal", &Attribute::name);
-      const bool all = causal != node.attributes.end() && causal->value == 0;
-      total += ForwardFlops(graph, node) * (halve_causal && !all ? 1.5 : 3);
+      const double share = halve_causal ? AttendedShare(graph, node) : 1;
+      total += ForwardFlops(graph, node) * (3 * share);
     } else if (const OwnOp* own = OwnOpOf(*node.op); own != nullptr) {
       const double forward = own->flops_per_point;
       if (forward > 0) {
@@ -430,102 +450,140 @@ void CheckSizes(const Node& node, const std::vector<int64_t>& extents,
   }
 }
 
+// Shape and numbers; `constants`: those of all tensors so far.
+void CheckTensor(const Tensor& tensor, const std::string& where,
+                 int64_t& constants, std::vector<Error>& errors) {
+  if (std::string problem = ConstantProblem(tensor, constants);
+      !problem.empty()) {
+    errors.push_back(InvalidInput("'" + tensor.name + "' " + problem, where));
+  }
+  if (std::ranges::any_of(tensor.shape,
+                          [](int64_t extent) { return extent < 1; })) {
+    errors.push_back(InvalidInput("tensor '" + tensor.name + "' has shape " +
+                                      ShapeText(tensor.shape) +
+                                      "; every extent must be at least 1",
+                                  where));
+  }
+}
+
+// Whether a node has all attributes of its operator, but for lists, which may
+// be empty.
+bool CheckAttributes(const Node& node, const std::string& where,
+                     std::vector<Error>& errors) {
+  bool complete = true;
+  for (const AttributeDef& def : node.op->attributes) {
+    const bool found =
+        std::ranges::find(node.attributes, def.name, &Attribute::name) !=
+        node.attributes.end();
+    if (found || def.list) continue;
+    errors.push_back(InvalidInput(
+        "lacks the attribute '" + std::string(def.name) + "'", where));
+    complete = false;
+  }
+  return complete;
+}
+
+// By tensor, while nodes are looked at in their order.
+struct Progress {
+  std::vector<bool> ready;  // it is given, or a node before has produced it
+  // An operator of the user's own keeps it for its gradients.
+  std::vector<bool> kept;
+};
+
+// Whether the tensors of a node exist. Its results are ready then.
+bool CheckOrder(const Graph& graph, const Node& node, const std::string& where,
+                Progress& progress, std::vector<Error>& errors) {
+  bool exist = true;
+  const auto fail = [&](std::string message) {
+    errors.push_back(InvalidInput(std::move(message), where));
+  };
+  for (TensorId id : node.operands) {
+    if (!id.valid() || id.index() >= graph.tensors.size()) {
+      fail("operand " + std::to_string(id.value) + " does not exist");
+      exist = false;
+    } else if (progress.kept[id.index()] && node.pass == Pass::kForward) {
+      fail("reads '" + graph.tensor(id).name +
+           "', which an operator keeps for its own gradients");
+    } else if (!progress.ready[id.index()]) {
+      fail("reads '" + graph.tensor(id).name +
+           "' before it is produced: the graph has a cycle or its nodes are "
+           "out of order");
+    }
+  }
+  for (TensorId id : node.results) {
+    if (!id.valid() || id.index() >= graph.tensors.size()) {
+      fail("result " + std::to_string(id.value) + " does not exist");
+      exist = false;
+    } else if (progress.ready[id.index()]) {
+      fail("'" + graph.tensor(id).name + "' is produced twice");
+    } else {
+      progress.ready[id.index()] = true;
+      progress.kept[id.index()] =
+          id != node.results[0] && OwnOpOf(*node.op) != nullptr;
+    }
+  }
+  return exist;
+}
+
+void CheckNode(const Graph& graph, const Node& node, const std::string& where,
+               Progress& progress, std::vector<Error>& errors) {
+  if (node.op == nullptr) {
+    errors.push_back(InvalidInput("has no operator", where));
+    return;
+  }
+  if (node.block < 0 || node.block >= static_cast<int>(graph.blocks.size())) {
+    errors.push_back(InvalidInput("block " + std::to_string(node.block) +
+                                      " of " +
+                                      std::to_string(graph.blocks.size()),
+                                  where));
+  }
+  const bool has_attributes = CheckAttributes(node, where, errors);
+  if (node.pass == Pass::kForward) CheckAgainstOperator(node, where, errors);
+  if (!CheckOrder(graph, node, where, progress, errors)) return;
+  const auto extents = NodeExtents(graph, node);
+  if (!extents) {
+    errors.push_back(extents.error().At(where));
+    return;
+  }
+  if (node.pass != Pass::kForward) return;
+  CheckTensors(graph, node, where, errors);
+  if (node.op->problem != nullptr && has_attributes) {
+    std::string problem =
+        node.op->problem({&node.rule, *extents, {}, {}, node.attributes});
+    if (!problem.empty()) {
+      errors.push_back(InvalidInput(std::move(problem), where));
+    }
+  }
+  CheckSizes(node, *extents, where, errors);
+}
+
 }  // namespace
 
 std::vector<Error> Validate(const Graph& graph) {
   std::vector<Error> errors;
-  const auto fail = [&](std::string where, std::string message) {
-    errors.push_back(InvalidInput(std::move(message), std::move(where)));
-  };
-  if (graph.nodes.empty()) fail("nodes", "expected at least one node");
-  std::vector<bool> ready(graph.tensors.size(), false);
-  // What operators of the user's own keep.
-  std::vector<bool> kept(graph.tensors.size(), false);
+  if (graph.nodes.empty()) {
+    errors.push_back(InvalidInput("expected at least one node", "nodes"));
+  }
+  Progress progress;
   int64_t constants = 0;
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const Tensor& tensor = graph.tensors[i];
-    const std::string where = "tensors[" + std::to_string(i) + "]";
-    if (std::string problem = ConstantProblem(tensor, constants);
-        !problem.empty()) {
-      fail(where, "'" + tensor.name + "' " + problem);
-    }
-    ready[i] =
-        tensor.kind == TensorKind::kInput || tensor.kind == TensorKind::kWeight;
-    for (int64_t extent : tensor.shape) {
-      if (extent < 1) {
-        fail(where, "tensor '" + tensor.name + "' has shape " +
-                        ShapeText(tensor.shape) +
-                        "; every extent must be at least 1");
-        break;
-      }
-    }
+    CheckTensor(tensor, Indexed("tensors", i), constants, errors);
+    progress.ready.push_back(tensor.kind == TensorKind::kInput ||
+                             tensor.kind == TensorKind::kWeight);
   }
+  progress.kept.resize(graph.tensors.size(), false);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
-    const std::string where =
-        "nodes[" + std::to_string(i) + "] '" + node.name + "'";
-    if (node.op == nullptr) {
-      fail(where, "has no operator");
-      continue;
-    }
-    if (node.block < 0 || node.block >= static_cast<int>(graph.blocks.size())) {
-      fail(where, "block " + std::to_string(node.block) + " of " +
-                      std::to_string(graph.blocks.size()));
-    }
-    bool has_attributes = true;
-    for (const AttributeDef& def : node.op->attributes) {
-      const bool found =
-          std::any_of(node.attributes.begin(), node.attributes.end(),
-                      [&](const Attribute& a) { return a.name == def.name; });
-      if (!found && !def.list) {  // a list may be empty
-        fail(where, "lacks the attribute '" + std::string(def.name) + "'");
-        has_attributes = false;
-      }
-    }
-    if (node.pass == Pass::kForward) CheckAgainstOperator(node, where, errors);
-    bool operands_exist = true;
-    for (TensorId id : node.operands) {
-      if (!id.valid() || id.index() >= graph.tensors.size()) {
-        fail(where, "operand " + std::to_string(id.value) + " does not exist");
-        operands_exist = false;
-      } else if (kept[id.index()] && node.pass == Pass::kForward) {
-        fail(where, "reads '" + graph.tensor(id).name +
-                        "', which an operator keeps for its own gradients");
-      } else if (!ready[id.index()]) {
-        fail(where, "reads '" + graph.tensor(id).name +
-                        "' before it is produced: the graph has a cycle or "
-                        "its nodes are out of order");
-      }
-    }
-    for (TensorId id : node.results) {
-      if (!id.valid() || id.index() >= graph.tensors.size()) {
-        fail(where, "result " + std::to_string(id.value) + " does not exist");
-        operands_exist = false;
-      } else if (ready[id.index()]) {
-        fail(where, "'" + graph.tensor(id).name + "' is produced twice");
-      } else {
-        ready[id.index()] = true;
-        kept[id.index()] =
-            id != node.results[0] && OwnOpOf(*node.op) != nullptr;
-      }
-    }
-    if (!operands_exist) continue;
-    if (auto extents = NodeExtents(graph, node); !extents) {
-      errors.push_back(extents.error().At(where));
-    } else if (node.pass == Pass::kForward) {
-      CheckTensors(graph, node, where, errors);
-      if (node.op->problem != nullptr && has_attributes) {
-        std::string problem =
-            node.op->problem({&node.rule, *extents, {}, {}, node.attributes});
-        if (!problem.empty()) fail(where, std::move(problem));
-      }
-      CheckSizes(node, *extents, where, errors);
-    }
+    CheckNode(graph, node, Indexed("nodes", i) + " '" + node.name + "'",
+              progress, errors);
   }
-  if (!graph.loss.valid() || graph.loss.index() >= graph.tensors.size() ||
-      !graph.tensor(graph.loss).shape.empty() || !ready[graph.loss.index()] ||
-      kept[graph.loss.index()]) {
-    fail("loss", "expected a scalar tensor that a node produces");
+  const TensorId loss = graph.loss;
+  if (!loss.valid() || loss.index() >= graph.tensors.size() ||
+      !graph.tensor(loss).shape.empty() || !progress.ready[loss.index()] ||
+      progress.kept[loss.index()]) {
+    errors.push_back(
+        InvalidInput("expected a scalar tensor that a node produces", "loss"));
   }
   return errors;
 }

@@ -104,8 +104,8 @@ int64_t MatmulParameterCount(const Graph& graph);
 
 // Model FLOPs of one training step: 6 per matrix-product parameter and token
 // (active experts only, however many slots of theirs are computed),
-// plus 6*heads*(d_qk + d_v)*seq per token and attention (causal not halved,
-// unless `halve_causal`). Narayanan et al. (SC'21), appendix, without
+// plus 6*heads*(d_qk + d_v)*seq per token and attention; with `halve_causal`
+// only what masks leave of it: half, and less of windows. Narayanan et al. (SC'21), appendix, without
 // recomputation.
 Flops ModelFlops(const Graph& graph, bool halve_causal = false);
 

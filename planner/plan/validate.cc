@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "planner/base/indexed.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/sequence_order.h"
@@ -16,10 +17,6 @@ namespace {
 
 // More would be a slip, and shares of several axes are multiplied.
 constexpr int kMostShare = 1 << 20;
-
-std::string Indexed(std::string_view list, size_t i) {
-  return std::string(list) + "[" + std::to_string(i) + "]";
-}
 
 std::string Quoted(std::string_view text) {
   return "'" + std::string(text) + "'";

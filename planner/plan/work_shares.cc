@@ -76,7 +76,7 @@ std::vector<int> StageStarts(const GraphIndex& index,
 
 double SpeedOf(const Cluster& cluster, DeviceId device, DType dtype) {
   const DeviceType& type = cluster.TypeOf(device);
-  return type.Peak(dtype).value * type.compute_efficiency;
+  return type.Peak(dtype).value * type.compute_efficiency / type.slowness;
 }
 
 double SlowestSpeed(const Cluster& cluster, const DeviceGroup& group,

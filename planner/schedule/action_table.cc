@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <sstream>
+
+#include "planner/base/file.h"
 
 namespace tessera {
 namespace {
@@ -197,13 +198,8 @@ Result<StageOrders> ParseActionTable(std::string_view text) {
 }
 
 Result<StageOrders> ReadActionTable(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) {
-    return Error{ErrorCode::kNotFound, "cannot be read as a schedule", path};
-  }
-  auto orders = ParseActionTable(text.str());
+  TESSERA_TRY(const std::string text, ReadFile(path));
+  auto orders = ParseActionTable(text);
   if (!orders) return orders.error().At(path);
   return orders;
 }

@@ -43,7 +43,8 @@ std::vector<OrderProblem> CheckOrders(const StageOrders& orders,
 // Stages, chunks and microbatches that a table speaks of.
 PipelineShape ShapeOf(const StageOrders& orders);
 
-// Reads the text of a file and checks it. Errors name line and action.
+// Reads the text of a file and checks it. Errors name line and action; those of
+// a path that cannot be read are ReadFile's (planner/base/file.h).
 Result<StageOrders> ParseActionTable(std::string_view text);
 Result<StageOrders> ReadActionTable(const std::string& path);
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <ranges>
+#include <utility>
 
 #include "planner/search/sweep.h"
 #include "planner/search/uniform_strategies.h"
@@ -115,38 +115,82 @@ std::span<const BaselineRow> BaselineRows() {
   return kRows;
 }
 
-std::vector<Baseline> Baselines(const SearchSpace& space,
+namespace {
+
+Baseline BaselineOf(const SearchSpace& space, const Objective& objective,
+                    const BaselineRow& row, const Strategy& strategy) {
+  Plan plan = PlanFromStrategy(space.index, *space.cluster, strategy).value();
+  Evaluation evaluation = objective.Evaluate(plan);
+  return {std::string(row.name), std::string(row.summary), strategy,
+          std::move(plan), std::move(evaluation)};
+}
+
+// The best of a row, of those that are priced before `stop`.
+std::optional<Candidate> BestOf(const BaselineRow& row,
+                                const SearchSpace& space,
                                 const Objective& objective, int threads,
                                 const std::function<bool()>& stop) {
-  std::vector<Baseline> baselines;
-  // The last first: they are what people choose for large models, where time
-  // may not do for all.
   const auto may_fit = [&](const Strategy& strategy) {
     return objective
         .BoundUniform(space.index, strategy, Objective::Bound::kQuick)
         .feasible;
   };
-  for (const BaselineRow& row : BaselineRows() | std::views::reverse) {
-    std::optional<Candidate> best;
-    for (const std::vector<Strategy>& list : row.choices(space)) {
-      const bool always = row.always && std::ranges::any_of(list, may_fit);
-      const SweepResult swept =
-          Sweep(space, objective, list, 1, threads, always ? nullptr : stop);
-      if (!swept.best.empty() &&
-          (!best.has_value() || Better(swept.best[0].score, best->score))) {
-        best = swept.best[0];
-      }
-      if (best.has_value() && best->score.feasible) break;
+  std::optional<Candidate> best;
+  for (const std::vector<Strategy>& list : row.choices(space)) {
+    const bool always = row.always && std::ranges::any_of(list, may_fit);
+    const SweepResult swept =
+        Sweep(space, objective, list, 1, threads, always ? nullptr : stop);
+    if (!swept.best.empty() &&
+        (!best.has_value() || Better(swept.best[0].score, best->score))) {
+      best = swept.best[0];
     }
-    if (!best.has_value()) continue;
-    Plan plan =
-        PlanFromStrategy(space.index, *space.cluster, best->strategy).value();
-    Evaluation evaluation = objective.Evaluate(plan);
-    baselines.push_back({std::string(row.name), std::string(row.summary),
-                         best->strategy, std::move(plan),
-                         std::move(evaluation)});
+    if (best.has_value() && best->score.feasible) break;
   }
-  std::ranges::reverse(baselines);
+  return best;
+}
+
+}  // namespace
+
+std::vector<Baseline> Baselines(const SearchSpace& space,
+                                const Objective& objective, int threads,
+                                const std::function<bool()>& stop) {
+  std::vector<std::optional<Baseline>> of_row(BaselineRows().size());
+  const auto any_fits = [&] {
+    return std::ranges::any_of(of_row, [](const auto& baseline) {
+      return baseline && baseline->evaluation.feasible();
+    });
+  };
+  // The last first: they are what people choose for large models, where time
+  // may not do for all.
+  for (size_t r = of_row.size(); r-- > 0;) {
+    const BaselineRow& row = BaselineRows()[r];
+    const auto best = BestOf(row, space, objective, threads, stop);
+    if (best) of_row[r] = BaselineOf(space, objective, row, best->strategy);
+  }
+  // The bounds by which a row is swept take as long as prices in a graph of
+  // thousands of unlike operators. Where they left no time, rows are priced
+  // without, with all samples at once where they are no sequences, and else
+  // the smallest microbatch, until one fits.
+  for (size_t r = of_row.size(); r-- > 0 && !any_fits();) {
+    const BaselineRow& row = BaselineRows()[r];
+    const auto lists = row.choices(space);
+    if (of_row[r] || lists.empty() || lists.front().empty()) continue;
+    const std::vector<Strategy>& sizes = lists.front();
+    std::vector<Strategy> tried = {sizes.front()};
+    if (space.index.graph->seq_len <= 1)
+      tried.insert(tried.begin(), sizes.back());
+    for (const Strategy& strategy : tried) {
+      const auto score =
+          objective.EvaluateUniform(space.index, *space.cluster, strategy);
+      if (!score) continue;
+      of_row[r] = BaselineOf(space, objective, row, strategy);
+      if (score->feasible) break;
+    }
+  }
+  std::vector<Baseline> baselines;
+  for (std::optional<Baseline>& baseline : of_row) {
+    if (baseline) baselines.push_back(*std::move(baseline));
+  }
   return baselines;
 }
 

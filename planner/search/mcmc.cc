@@ -253,8 +253,9 @@ class Walk {
           TemperatureOf(options, c % kRungs),
           Rng(options.seed, static_cast<uint64_t>(c)),
           best.feasible ? best.step_time : Duration{}, IsFolded(starts, c));
-      quota_.push_back(options.proposals / options.chains +
-                       (c < options.proposals % options.chains ? 1 : 0));
+      const int64_t proposals = options.proposals.value_or(0);
+      quota_.push_back(proposals / options.chains +
+                       (c < proposals % options.chains ? 1 : 0));
     }
     for (int rung = 0; rung + 1 < std::min(kRungs, options.chains); ++rung) {
       swaps_.push_back({TemperatureOf(options, rung),
@@ -308,7 +309,7 @@ class Walk {
                                 IsFolded(starts_, static_cast<int>(c)), rng));
     }
     int64_t steps = shares ? kSharedRound : kRound;
-    if (options_.proposals > 0) {
+    if (options_.proposals) {
       steps = std::min(steps, quota_[c] - chain.proposals());
     }
     for (int64_t step = 0; step < steps && !Ended(); ++step) chain.Step();
@@ -318,7 +319,7 @@ class Walk {
   // Alone, between two rounds.
   void EndRound() {
     next_ = 0;
-    bool all_done = options_.proposals > 0;
+    bool all_done = options_.proposals.has_value();
     bool improved = false;
     int64_t proposals = 0;
     for (size_t c = 0; c < chains_.size(); ++c) {
@@ -479,7 +480,7 @@ std::vector<FoundPlan> BestOf(FoundPlan best, std::vector<FoundPlan> others,
 Result<SearchResult> Search(const SearchSpace& space,
                             const Objective& objective,
                             const SearchOptions& options) {
-  TESSERA_CHECK(options.proposals > 0 || options.time_limit > 0 ||
+  TESSERA_CHECK(options.proposals || options.time_limit > 0 ||
                 options.stop != nullptr)
       << "a search without an end";
   TESSERA_CHECK(options.chains >= 1 && options.temperature > 0);

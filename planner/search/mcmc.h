@@ -64,10 +64,10 @@ inline constexpr double kShared = 0.01;  // of the step time
 struct SearchOptions {
   uint64_t seed = 0;
   int chains = 8;
-  // The search ends at the first limit it meets; 0 is no limit. With a limit of
-  // proposals only, equal options give equal results.
-  int64_t proposals = 0;   // of all chains together
-  double time_limit = 10;  // seconds, the starting plans included
+  // The search ends at the first limit it meets. With a limit of proposals
+  // only, equal options give equal results.
+  std::optional<int64_t> proposals;  // of all chains; 0: the starts alone
+  double time_limit = 10;  // seconds, the starting plans included; 0: none
   int threads = 0;         // 0: as many as the machine runs at once
   // Of the hottest chain, in units of the best start's step time: 0.1 accepts a
   // plan that is slower by 10 % of it with probability 1/e. Fixed: chain i runs

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "planner/base/file.h"
 #include "planner/base/rng.h"
-#include "planner/io/file.h"
 #include "runtime/data/batches.h"
 #include "runtime/float16.h"
 

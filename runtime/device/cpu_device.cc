@@ -139,6 +139,9 @@ void CpuDevice::Zero(void* data, Bytes size) {
 }
 
 void CpuDevice::Copy(void* to, const void* from, const StridedCopy& copy) {
+  for (int d = 0; d < copy.dims; ++d) {
+    TESSERA_CHECK(copy.extents[static_cast<size_t>(d)] >= 1) << d;
+  }
   const auto run_bytes = static_cast<size_t>(copy.run_bytes);
   std::array<int64_t, kMaxDims> at = {};
   auto* target = static_cast<std::byte*>(to);

@@ -1,7 +1,7 @@
 #include "runtime/device/cuda_arena.h"
 
 #include <algorithm>
-#include <iterator>
+#include <optional>
 
 namespace tessera {
 namespace {
@@ -17,50 +17,23 @@ int64_t RoundUp(int64_t bytes, int64_t unit) {
 }  // namespace
 
 Result<void*> CudaArena::Allocate(int64_t bytes) {
-  const int64_t size = RoundUp(std::max<int64_t>(bytes, 1), kAlignment);
-  auto fit = free_.lower_bound({size, nullptr});
-  if (fit == free_.end()) {
-    TESSERA_RETURN_IF_ERROR(AddBlock(size));
-    fit = free_.lower_bound({size, nullptr});
+  std::optional<int64_t> block = free_.TakeGap(bytes);
+  if (!block) {
+    TESSERA_RETURN_IF_ERROR(AddBlock(std::max<int64_t>(bytes, 1)));
+    block = free_.TakeGap(bytes);
   }
-  const auto block = blocks_.find(fit->second);
-  RemoveFree(block);
-  std::byte* const data = block->first;
-  if (block->second.bytes > size) {
-    const auto rest =
-        blocks_.emplace(data + size, Block{block->second.bytes - size}).first;
-    block->second.bytes = size;
-    AddFree(rest);
-  }
-  return static_cast<void*>(data);
+  return reinterpret_cast<void*>(*block);  // NOLINT: it was added as one
 }
 
-void CudaArena::Free(void* data) {
-  auto block = blocks_.find(static_cast<std::byte*>(data));
-  TESSERA_CHECK(block != blocks_.end() && !block->second.free)
-      << "not in use: " << data;
-  const auto next = std::next(block);
-  if (next != blocks_.end() && next->second.free &&
-      !next->second.starts_chunk) {
-    RemoveFree(next);
-    block->second.bytes += next->second.bytes;
-    blocks_.erase(next);
-  }
-  if (!block->second.starts_chunk && std::prev(block)->second.free) {
-    const auto previous = std::prev(block);
-    RemoveFree(previous);
-    previous->second.bytes += block->second.bytes;
-    blocks_.erase(block);
-    block = previous;
-  }
-  AddFree(block);
+void CudaArena::Free(void* data, int64_t bytes) {
+  free_.Give(reinterpret_cast<int64_t>(data), bytes);
 }
 
 Result<void> CudaArena::Expect(int64_t bytes) {
   if (bytes == 0) return {};
   const int64_t size = RoundUp(bytes, kPage);
   TESSERA_TRY(void* const chunk, reserve_(size));
-  AddChunk(static_cast<std::byte*>(chunk), size);
+  AddChunk(chunk, size);
   return {};
 }
 
@@ -74,24 +47,13 @@ Result<void> CudaArena::AddBlock(int64_t bytes) {
     chunk = reserve_(size);
   }
   if (!chunk) return chunk.error();
-  AddChunk(static_cast<std::byte*>(*chunk), size);
+  AddChunk(*chunk, size);
   return {};
 }
 
-void CudaArena::AddChunk(std::byte* chunk, int64_t bytes) {
+void CudaArena::AddChunk(void* chunk, int64_t bytes) {
   reserved_bytes_ += bytes;
-  AddFree(blocks_.emplace(chunk, Block{.bytes = bytes, .starts_chunk = true})
-              .first);
-}
-
-void CudaArena::AddFree(Blocks::iterator block) {
-  block->second.free = true;
-  free_.emplace(block->second.bytes, block->first);
-}
-
-void CudaArena::RemoveFree(Blocks::iterator block) {
-  block->second.free = false;
-  free_.erase({block->second.bytes, block->first});
+  free_.Add(reinterpret_cast<int64_t>(chunk), bytes);
 }
 
 }  // namespace tessera

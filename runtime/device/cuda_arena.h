@@ -2,17 +2,16 @@
 // CudaArena: blocks of memory out of few large chunks. A step that repeats the
 // allocations of the step before finds room for them and asks for no chunk.
 //
-// Best fit, the lowest address first among equals; free neighbours merge. The
-// arena only keeps books: it never touches the memory, which may be a device's.
-// Not thread-safe.
+// Best fit, the lowest address first among equals; free neighbours of one chunk
+// merge (FreeList). The arena only keeps books: it never touches the memory,
+// which may be a device's. Not thread-safe.
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <set>
 #include <utility>
 
+#include "planner/base/free_list.h"
 #include "planner/base/result.h"
 
 namespace tessera {
@@ -32,8 +31,8 @@ class CudaArena {
   Result<void*> Allocate(int64_t bytes);
   // Has a chunk of just so many bytes for blocks that follow.
   Result<void> Expect(int64_t bytes);
-  // REQUIRES: `data` came from Allocate and has not been freed.
-  void Free(void* data);
+  // REQUIRES: `data` came from Allocate(bytes) and has not been freed.
+  void Free(void* data, int64_t bytes);
 
   int64_t reserved_bytes() const { return reserved_bytes_; }
 
@@ -42,23 +41,13 @@ class CudaArena {
   static constexpr int64_t kAlignment = 256;
 
  private:
-  struct Block {
-    int64_t bytes = 0;
-    bool free = true;
-    bool starts_chunk = false;  // no neighbour before it
-  };
-  using Blocks = std::map<std::byte*, Block>;
-
   Result<void> AddBlock(int64_t bytes);
-  void AddChunk(std::byte* chunk, int64_t bytes);
-  void AddFree(Blocks::iterator block);
-  void RemoveFree(Blocks::iterator block);
+  void AddChunk(void* chunk, int64_t bytes);
 
   const int64_t chunk_bytes_;
   const Reserve reserve_;
   int64_t reserved_bytes_ = 0;
-  Blocks blocks_;  // all, by address
-  std::set<std::pair<int64_t, std::byte*>> free_;
+  FreeList free_{kAlignment};  // by address
 };
 
 }  // namespace tessera

@@ -69,6 +69,7 @@ StridedCopy Collapsed(const StridedCopy& copy) {
   result.run_bytes = copy.run_bytes;
   for (int d = 0; d < copy.dims; ++d) {
     const auto dim = static_cast<size_t>(d);
+    TESSERA_CHECK(copy.extents[dim] >= 1) << d;
     if (copy.extents[dim] == 1) continue;
     const auto last = static_cast<size_t>(result.dims++);
     result.extents[last] = copy.extents[dim];
@@ -98,7 +99,6 @@ cudaError_t EnqueueCopy(void* to, const void* from, const StridedCopy& copy,
   if (flat.run_bytes == 0) return cudaSuccess;
   for (int d = 0; d < flat.dims; ++d) {
     const auto dim = static_cast<size_t>(d);
-    if (flat.extents[dim] == 0) return cudaSuccess;
     alignment |= static_cast<uint64_t>(flat.from_strides[dim]) |
                  static_cast<uint64_t>(flat.to_strides[dim]);
   }

@@ -178,7 +178,8 @@ void CudaDevice::Free(void* data) {
   TESSERA_CHECK(it != in_use_.end()) << "not in use: " << data;
   const Allocation& allocation = it->second;
   account_.Remove(allocation.category, allocation.size);
-  arenas_[static_cast<size_t>(allocation.category)].Free(data);
+  arenas_[static_cast<size_t>(allocation.category)].Free(data,
+                                                         allocation.size.value);
   in_use_.erase(it);
 }
 

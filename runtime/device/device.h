@@ -28,7 +28,7 @@ namespace tessera {
 
 // A copy of runs of `run_bytes` bytes: one for each point of a grid of
 // extents[0, dims), the last innermost, whose first bytes lie at these strides
-// (in bytes) on either side.
+// (in bytes) on either side. Extents are at least 1.
 struct StridedCopy {
   int64_t run_bytes = 0;
   int dims = 0;

@@ -11,20 +11,19 @@
 // line. Weights are those of the file, as `tessera run --load` reads them. Exit
 // status 2 with a message where the file is refused.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "planner/io/onnx.h"
-#include "planner/io/onnx_fold.h"
-#include "runtime/published_files.h"
-#include "tests/support/kernel_cases.h"
+#include "tests/support/host_tensor.h"
+#include "tests/support/onnx_values.h"
 
 namespace tessera {
 namespace {
@@ -80,13 +79,6 @@ bool ReadElements(const std::string& path, HostTensor& tensor) {
   return true;
 }
 
-// `values` of `shape` with the dimensions in the order `order`.
-std::vector<double> Reordered(const std::vector<double>& values,
-                              const Shape& shape,
-                              const std::vector<size_t>& order) {
-  return TransposeOnnx({shape, values, true}, order).values;
-}
-
 // Inputs that the data has and the file does not, as runtime/data fills them:
 // of images in patches the first place is the class token's.
 void FillExtra(const Tensor& input, HostTensor& tensor) {
@@ -134,80 +126,36 @@ int Run(const std::string& path, const std::string& folder, int64_t batch,
   const auto made = ImportOnnxComputation(path, options);
   if (!made) return Refuse(made.error());
   const Graph& graph = made->graph;
-  std::vector<HostTensor> tensors;
-  for (const Tensor& tensor : graph.tensors) {
-    tensors.emplace_back(tensor.shape, tensor.dtype);
-  }
-  const auto files = PublishedFiles::Open(path, made->layout, graph);
-  if (!files) return Refuse(files.error());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Tensor& weight = graph.tensors[i];
-    if (weight.kind != TensorKind::kWeight) continue;
-    Box whole;
-    for (int64_t extent : weight.shape) whole.push_back({0, extent});
-    const auto values = files->Read(weight, WholeBlock(whole));
-    if (!values) return Refuse(values.error());
-    for (size_t e = 0; e < values->size(); ++e) {
-      tensors[i].Set(static_cast<int64_t>(e), (*values)[e]);
+  const auto fill = [&](TensorId id, HostTensor& tensor) -> Result<void> {
+    const Tensor& input = graph.tensor(id);
+    const auto given =
+        std::ranges::find(made->inputs, id, &OnnxComputation::Input::tensor);
+    if (given == made->inputs.end()) {
+      FillExtra(input, tensor);
+      if (input.name == "patches" && !FillPatches(folder + "/0.in", tensor)) {
+        return InvalidInput("expected images of these patches",
+                            folder + "/0.in");
+      }
+      return {};
     }
-  }
-  std::set<TensorId> given;
-  for (size_t i = 0; i < made->inputs.size(); ++i) {
-    const TensorId id = made->inputs[i].tensor;
-    if (!id.valid() || id.index() >= tensors.size()) continue;
-    given.insert(id);
-    HostTensor& tensor = tensors[id.index()];
-    const std::string file = folder + "/" + std::to_string(i) + ".in";
+    const std::string file =
+        folder + "/" + std::to_string(given - made->inputs.begin()) + ".in";
     const bool read = IsFloat(tensor.dtype())
                           ? ReadElements<float>(file, tensor)
                           : ReadElements<int32_t>(file, tensor);
-    if (!read) {
-      std::cerr << file << ": expected " << tensor.elements() << " elements\n";
-      return 2;
-    }
-  }
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Tensor& input = graph.tensors[i];
-    if (input.kind != TensorKind::kInput || given.contains(TensorId(i))) {
-      continue;
-    }
-    FillExtra(input, tensors[i]);
-    for (size_t e = 0; e < input.values.size(); ++e) {
-      tensors[i].Set(static_cast<int64_t>(e), input.values[e]);
-    }
-    if (input.name == "patches" && !FillPatches(folder + "/0.in", tensors[i])) {
-      std::cerr << folder << "/0.in: expected images of these patches\n";
-      return 2;
-    }
-  }
-  for (const Node& node : graph.nodes) {
-    Problem problem;
-    problem.op = node.op;
-    problem.rule = node.rule;
-    problem.attributes = node.attributes;
-    for (TensorId id : node.operands) {
-      problem.operands.push_back(tensors[id.index()]);
-    }
-    for (TensorId id : node.results) {
-      problem.initial.push_back(tensors[id.index()]);
-    }
-    const Tensors results = Compute(problem);
-    for (size_t k = 0; k < results.size(); ++k) {
-      tensors[node.results[k].index()] = results[k];
-    }
-  }
+    if (read) return {};
+    return InvalidInput(
+        "expected " + std::to_string(tensor.elements()) + " elements", file);
+  };
+  const auto tensors = ComputeOnnx(*made, path, fill);
+  if (!tensors) return Refuse(tensors.error());
   std::ofstream used(folder + "/operators");
   for (const Node& node : graph.nodes) used << node.op->name << "\n";
   for (size_t i = 0; i < made->outputs.size(); ++i) {
     const OnnxComputation::Output& output = made->outputs[i];
-    std::vector<double> values = output.values;
-    if (output.tensor.valid()) {
-      const HostTensor& tensor = tensors[output.tensor.index()];
-      values = Reordered(tensor.Values(), tensor.shape(), output.order);
-    }
     std::ofstream file(folder + "/" + std::to_string(i) + ".out",
                        std::ios::binary);
-    for (double value : values) {
+    for (double value : ValuesOf(output, *tensors)) {
       const auto single = static_cast<float>(value);
       file.write(reinterpret_cast<const char*>(&single), sizeof single);
     }

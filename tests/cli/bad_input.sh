@@ -189,8 +189,23 @@ fails 2 "more than 1048576 ranks" run "${tiny[@]}" "${text[@]}" \
   --strategy tp=65536,pp=65536
 fails 2 "schedule.*/nonexist" run "${tiny[@]}" "${text[@]}" \
   --strategy pp=2,schedule=/nonexist
+fails 2 "schedule: /dev/zero: is a device" run "${tiny[@]}" "${text[@]}" \
+  --strategy pp=2,schedule=/dev/zero
 fails 2 "strategy: .*nonexist" run "${tiny[@]}" "${text[@]}" \
   --strategy offload=optimizer:file:/nonexist
+
+# A model is read more than once, which a pipe with a writer waits for.
+mkfifo "$work/pipe.json"
+cat "$config" >"$work/pipe.json" &
+writer=$!
+fails 2 "pipe.json: is no regular file: a model is read more than once" \
+  simulate "${cpu[@]}" --model "$work/pipe.json" --global-batch 8 --seq-len 16
+kill "$writer"
+fails 2 "is no regular file: a model is read more than once" \
+  simulate "${cpu[@]}" --model <(cat "$config") --global-batch 8 --seq-len 16
+printf '{"model_type": "gpt2",\n "n_embd": 1e400}' >"$work/number.json"
+fails 2 "number.json:2:12: is 1e400: expected a number from" simulate \
+  "${cpu[@]}" --model "$work/number.json" --global-batch 8 --seq-len 16
 
 # Keys without effect on the model at hand.
 fails 2 "batch_norm_groups: has no effect: the model has no batch norm" \
@@ -199,6 +214,10 @@ fails 2 "batch_norm_groups: has no effect: the model has no batch norm" \
 fails 2 "cp-balance=zigzag has no effect: .* has no causal attention" \
   simulate --model zoo:resnet-50 --global-batch 8 --cluster local-cpu:2 \
   --strategy cp=2,cp-balance=zigzag
+
+fails 2 "schedule: has no effect: needs pp" \
+  simulate --model zoo:gpt2-tiny --global-batch 8 --seq-len 16 "${cpu[@]}" \
+  --strategy schedule=gpipe
 
 # Fields of the cluster.
 on=(simulate "${cpu[@]}" --model "$config" --global-batch 8 --seq-len 16)

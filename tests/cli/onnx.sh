@@ -72,6 +72,14 @@ fails 2 "--seq-len: has no effect: samples of .* are no sequences" simulate \
 fails 2 "sp=1 has no effect" simulate --model "$onnx/mlp.onnx" \
   --cluster local-cpu:2 --global-batch 8 --strategy tp=2,sp=1
 
+fails 2 "unknown loss '16'; known: cross_entropy" simulate \
+  --model "$onnx/mlp.onnx" --cluster local-cpu:1 --global-batch 8 \
+  --set model.loss=16
+# Of another kind: one line, and none of the library's that reads it.
+cp "$onnx/mlp.onnx" "$work/other.pb"
+fails 2 "other.pb: is an ONNX model: expected a binary Graph" simulate \
+  --model "$work/other.pb" --cluster local-cpu:1 --global-batch 8
+
 # Experts that a router chooses: on one rank as on four.
 for model in routed mixtral; do
   routed=(--model "$onnx/$model.onnx" --global-batch 8 --seq-len 16)

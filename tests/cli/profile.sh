@@ -16,6 +16,17 @@ json 'j["sources"]["measured"] > 0.5' "$work/simulated.json" >/dev/null
 fails 2 "only the ranks of this host" \
   profile --cluster dgx-h100:1 -o "$work/x.pb"
 
+# Parameters that are rounded at random take a kernel of their own.
+rounds=("${tiny[@]}" --cluster local-cpu:1 --strategy mbs=8 --dtype bf16
+  --stochastic-rounding)
+"$tessera" profile "${rounds[@]}" --time-limit 60 -o "$work/rounded.json" \
+  >/dev/null 2>&1
+"$tessera" simulate "${rounds[@]}" --profile "$work/rounded.json" --json \
+  >"$work/simulated.json" 2>/dev/null
+json 'j["sources"]["analytical"] == 0' "$work/simulated.json" >/dev/null
+fails 2 "--stochastic-rounding: has no effect: it needs a --model" \
+  profile --nproc 1 --stochastic-rounding -o "$work/x.pb"
+
 # What a run learns is a profile too, which grows.
 for steps in 2 3; do
   "$tessera" run "${tiny[@]}" "${text[@]}" --nproc 2 --strategy tp=2,mbs=4 \

@@ -74,6 +74,35 @@ json '["refused" in r for r in j["rows"]] == [False, True, True, False]' \
 json 'j["rows"][1]["refused"].startswith("micro_batch")' \
   "$work/words.json" >/dev/null
 
+# So do rows that contradict themselves: the first one is of one GPU.
+python3 - "$table" "$work/contradicts.csv" <<'PYTHON' || fail "contradicts.csv"
+import csv, sys
+first = next(csv.DictReader(open(sys.argv[1])))
+changes = {"dp": "3", "ep": "2", "topk": "2", "zero_stage": "1.5",
+           "seq_parallel": "maybe", "flash_attn": "perhaps", "heads": "7"}
+with open(sys.argv[2], "w", newline="", encoding="utf-8") as out:
+    writer = csv.DictWriter(out, first)
+    writer.writeheader()
+    writer.writerow(first)
+    writer.writerows({**first, key: value} for key, value in changes.items())
+PYTHON
+"$tessera" validate "$work/contradicts.csv" --json >"$work/contradicts.json" ||
+  fail "exit code $?"
+json '[r.get("refused", "").split(":")[0] for r in j["rows"]] == [
+  "", "dp", "ep", "topk", "zero_stage", "seq_parallel", "flash_attn", "heads"]' \
+  "$work/contradicts.json" >/dev/null
+
+# Nothing that is predicted is no success.
+head -n 2 "$work/contradicts.csv" | sed 2d >"$work/refused.csv"
+sed -n 3,5p "$work/contradicts.csv" >>"$work/refused.csv"
+for form in "" --json; do
+  code=0
+  # shellcheck disable=SC2086 # one word or none
+  "$tessera" validate "$work/refused.csv" $form >"$work/refused.txt" || code=$?
+  [[ $code == 1 ]] || fail "exit code $code where all rows are refused"
+  grep -q "is 3, but" "$work/refused.txt" || fail "no reason"
+done
+
 head -n 1 "$table" >"$work/none.csv"
 fails 2 "no rows" validate "$work/none.csv"
 printf 'id,source\na,b\n' >"$work/short.csv"

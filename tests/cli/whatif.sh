@@ -206,7 +206,11 @@ bad "is not PATH=VALUE" --vary nodes
 bad "given twice" --vary nodes=1 --vary nodes=2
 bad "has no part 'node7'" --fail node7
 bad "unknown collective algorithm 'bogus'" --set collective=bogus
-bad "is less than 1 MB/s" --set fabric.inter.bandwidth=1e-12x
+bad "bandwidth_bytes_per_second: must be at least 1e.06, is" \
+  --set fabric.inter.bandwidth=1e-12x
+bad "device.flops: device_types.0..peak_fp64_flops_per_second: must be 0 or" \
+  --set device.flops=1e300x
+bad "start_seconds: must be at most 1" --set fabric.intra.latency=1s
 bad "names a part of one cluster" --fail node1 --scaling-limit 0.8
 bad "not a factor such as" --slow device3=2
 bad "needs --tokens" --cheapest dgx-h100

@@ -245,6 +245,7 @@ TEST(CollectiveContract, EveryRankEndsWithTheRightData) {
             break;
           case CommKind::kReduceScatter:
             CheckReduction(rounds, group.ranks, Ends::kAtOwners);
+            EXPECT_EQ(rounds.own_share, 1.0 / group.ranks);
             break;
           case CommKind::kReduce:
             CheckReduction(rounds, group.ranks, Ends::kAtRoot);
@@ -256,10 +257,12 @@ TEST(CollectiveContract, EveryRankEndsWithTheRightData) {
             break;
           case CommKind::kAllGather:
             CheckGather(rounds, group.ranks);
+            EXPECT_EQ(rounds.own_share, 1.0 / group.ranks);
             break;
           case CommKind::kAllToAll:
           case CommKind::kRedistribute:
             CheckExchange(rounds, group.ranks);
+            EXPECT_EQ(rounds.own_share, 1.0 / group.ranks);
             break;
           case CommKind::kSendRecv:
             ASSERT_EQ(rounds.rounds.size(), 1u);

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "planner/base/file.h"
 #include "planner/base/rng.h"
-#include "planner/io/file.h"
 #include "tests/support/paths.h"
 #include "tests/support/readers.h"
 

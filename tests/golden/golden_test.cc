@@ -5,8 +5,8 @@
 
 #include <cstdlib>
 
+#include "planner/base/file.h"
 #include "planner/io/cluster_io.h"
-#include "planner/io/file.h"
 #include "planner/io/importer.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/describe.h"

@@ -50,7 +50,7 @@ TEST(CudaArenaTest, BlocksAreAlignedAndReused) {
   // One byte takes a block of 256.
   EXPECT_EQ(static_cast<std::byte*>(b) - static_cast<std::byte*>(a), 256);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(a) % CudaArena::kAlignment, 0u);
-  arena.Free(a);
+  arena.Free(a, 1);
   EXPECT_EQ(arena.Allocate(256).value(), a);
   EXPECT_EQ(arena.reserved_bytes(), 64 * kMiB);
 }
@@ -82,7 +82,7 @@ TEST(CudaArenaTest, FreeNeighboursMerge) {
   CudaArena arena(4 * kMiB, memory.reserve());
   std::vector<void*> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(arena.Allocate(kMiB).value());
-  for (const size_t i : {1, 3, 2, 0}) arena.Free(blocks[i]);
+  for (const size_t i : {1, 3, 2, 0}) arena.Free(blocks[i], kMiB);
   EXPECT_EQ(arena.Allocate(4 * kMiB).value(), blocks[0]);
   EXPECT_EQ(memory.chunks(), 1);
 }
@@ -92,8 +92,8 @@ TEST(CudaArenaTest, ChunksDoNotMergeEvenSideBySide) {
   CudaArena arena(2 * kMiB, memory.reserve());
   void* const a = arena.Allocate(2 * kMiB).value();
   void* const b = arena.Allocate(2 * kMiB).value();
-  arena.Free(a);
-  arena.Free(b);
+  arena.Free(a, 2 * kMiB);
+  arena.Free(b, 2 * kMiB);
   EXPECT_EQ(memory.chunks(), 2);
   EXPECT_TRUE(arena.Allocate(4 * kMiB));
   EXPECT_EQ(memory.chunks(), 3);
@@ -124,7 +124,7 @@ TEST(CudaArenaTest, ARepeatedStepReservesNothing) {
       if (draw > 0 && !in_use.empty()) {
         auto victim = in_use.begin();
         std::advance(victim, static_cast<int64_t>(i % in_use.size()));
-        arena.Free(victim->first);
+        arena.Free(victim->first, victim->second);
         in_use.erase(victim);
         continue;
       }
@@ -136,7 +136,7 @@ TEST(CudaArenaTest, ARepeatedStepReservesNothing) {
                   std::prev(next)->first + std::prev(next)->second <= data);
       in_use[data] = bytes;
     }
-    for (const auto& [data, bytes] : in_use) arena.Free(data);
+    for (const auto& [data, bytes] : in_use) arena.Free(data, bytes);
     if (step == 0) reserved = arena.reserved_bytes();
     EXPECT_EQ(arena.reserved_bytes(), reserved) << "step " << step;
   }

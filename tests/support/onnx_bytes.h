@@ -103,7 +103,7 @@ struct Parts {
   std::vector<Message> inputs;
   std::vector<Message> weights;
   std::vector<Message> nodes;
-  std::string output = "logits";
+  std::string output = "logits";  // "": none
   int64_t opset = 17;
   std::vector<Message> values = {};  // value_info
   std::vector<Message> notes = {};   // the graph's metadata_props
@@ -116,7 +116,7 @@ inline std::string BytesOf(const Parts& parts) {
   graph.Text(2, "test");
   for (const Message& weight : parts.weights) graph.Add(5, weight);
   for (const Message& input : parts.inputs) graph.Add(11, input);
-  graph.Add(12, InputOf(parts.output, 1, {}));
+  if (!parts.output.empty()) graph.Add(12, InputOf(parts.output, 1, {}));
   for (const Message& value : parts.values) graph.Add(13, value);
   for (const Message& note : parts.notes) graph.Add(16, note);
   return Message()

@@ -58,10 +58,63 @@ TEST(PeakMemory, FollowsLifetimesInIssueOrder) {
   EXPECT_EQ(part(MemoryCategory::kActivation), Bytes{100});
   EXPECT_EQ(part(MemoryCategory::kCommunication), Bytes{0});
   const auto groups = std::span(tasks.groups).first(tasks.world.index());
-  EXPECT_EQ(LargestAtPeak(tasks, DeviceSets(groups)[0], 9),
-            (std::vector<ValueId>{parameter, partial, input}));
+  const std::vector<HeldBuffer> held = {
+      {Bytes{400}, MemoryCategory::kParameter, parameter},
+      {Bytes{60}, MemoryCategory::kActivation, partial},
+      {Bytes{40}, MemoryCategory::kActivation, input}};
+  EXPECT_EQ(LargestAtPeak(tasks, DeviceSets(groups)[0], 9), held);
   EXPECT_EQ(LargestAtPeak(tasks, DeviceSets(groups)[0], 1),
-            (std::vector<ValueId>{parameter}));
+            (std::vector<HeldBuffer>{held[0]}));
+}
+
+// An input of 10 rows of 10 (400 bytes, of each of two ranks 200) is cut by
+// columns instead: what a rank sends and what it receives are in flight beside
+// it, 400 bytes beside 200 + 200. Later there are 500 bytes of values, but
+// nothing beside them.
+TEST(PeakMemory, ListsWhatIsStagedAtThePeak) {
+  TaskGraph tasks;
+  DeviceGroup group;
+  group.devices = {DeviceId(0), DeviceId(1)};
+  group.axes = {{"tp", 2}};
+  tasks.groups = {group, group};
+  tasks.world = GroupId(1);
+  const auto value = [&](Shape shape, int dim) {
+    Value v;
+    v.what = "value";
+    v.group = GroupId(0);
+    v.shape = std::move(shape);
+    if (dim >= 0) v.layout.dims[static_cast<size_t>(dim)] = 1;
+    v.category = MemoryCategory::kActivation;
+    tasks.values.push_back(v);
+    return ValueId(static_cast<int64_t>(tasks.values.size()) - 1);
+  };
+  const ValueId rows = value({10, 10}, 0);
+  const ValueId columns = value({10, 10}, 1);
+  const ValueId other = value({75}, -1);
+  Task exchange;
+  exchange.kind = TaskKind::kComm;
+  exchange.comm = CommKind::kAllToAll;
+  exchange.group = GroupId(0);
+  exchange.axes = 1;
+  exchange.reads = {rows};
+  exchange.writes = {columns};
+  Task compute;
+  compute.group = GroupId(0);
+  compute.reads = {columns};
+  compute.writes = {other};
+  tasks.tasks = {exchange, compute};
+  const DeviceSet set =
+      DeviceSets(std::span(tasks.groups).first(tasks.world.index()))[0];
+  const std::vector<HeldBuffer> held = LargestAtPeak(tasks, set, 9);
+  const std::vector<HeldBuffer> expected = {
+      {Bytes{400}, MemoryCategory::kCommunication, {}},
+      {Bytes{200}, MemoryCategory::kActivation, rows},
+      {Bytes{200}, MemoryCategory::kActivation, columns}};
+  EXPECT_EQ(held, expected);
+  EXPECT_EQ(PeakMemory(tasks)[0].total, Bytes{800});
+  EXPECT_EQ(LargestAtPeakText(tasks, Graph{}, set),
+            "400 B of messages (communication), 200 B value (activations), "
+            "200 B value (activations)");
 }
 
 // Seven rows of 10 elements over three ranks are 2, 2 and 3 rows: 80, 80 and

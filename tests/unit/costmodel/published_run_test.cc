@@ -195,6 +195,55 @@ TEST(Replay, RefusesWhatIsNotThere) {
   EXPECT_EQ(StrategyOf(run, assumptions).error().where, "recompute");
 }
 
+TEST(Replay, RefusesWhatContradictsItself) {
+  const auto refused = [](const auto& change) {
+    PublishedRun run = Selene22B();
+    run.experts = 0;
+    change(run);
+    std::vector<std::string> assumptions;
+    if (const auto strategy = StrategyOf(run, assumptions); !strategy) {
+      return strategy.error().ToString();
+    }
+    const auto graph = GraphOf(run, assumptions);
+    return graph ? std::string() : graph.error().ToString();
+  };
+  // 8 GPUs in groups of tp 8.
+  EXPECT_EQ(refused([](PublishedRun& run) { run.dp = 1; }), "");
+  EXPECT_EQ(refused([](PublishedRun& run) { run.dp = 0; }), "");
+  EXPECT_EQ(refused([](PublishedRun& run) { run.dp = 3; }),
+            "dp: is 3, but 8 GPUs are 1 times tp pp cp");
+  EXPECT_EQ(refused([](PublishedRun& run) { run.ep = 1; }), "");
+  EXPECT_EQ(refused([](PublishedRun& run) { run.ep = 4; }),
+            "ep: is 4, but the model has no experts");
+  EXPECT_EQ(refused([](PublishedRun& run) { run.topk = 1; }),
+            "topk: is 1, but the model has no experts");
+  EXPECT_EQ(refused([](PublishedRun& run) { run.zero_stage = "1.5"; }),
+            "zero_stage: '1.5'");
+  EXPECT_EQ(refused([](PublishedRun& run) { run.seq_parallel = "maybe"; }),
+            "seq_parallel: 'maybe'");
+  EXPECT_EQ(refused([](PublishedRun& run) { run.seq_parallel = ""; }), "");
+  EXPECT_EQ(refused([](PublishedRun& run) { run.flash_attn = "perhaps"; }),
+            "flash_attn: 'perhaps'");
+  for (const char* words :
+       {"", "yes", "no", "FA3", "Flash", "cudnn_flash_te", "SDPA",
+        "flash-attn 2.5.8", "yes (TE/cuDNN fused)"}) {
+    EXPECT_EQ(refused([&](PublishedRun& run) { run.flash_attn = words; }), "")
+        << words;
+  }
+  // Of 6,144: a width of 6, and none.
+  for (const int64_t heads : {1024, 7, 1'000'000}) {
+    for (const char* kind : {"gelu", "swiglu"}) {
+      EXPECT_EQ(refused([&](PublishedRun& run) {
+                  run.heads = heads;
+                  run.ffn_kind = kind;
+                }),
+                "heads: is " + std::to_string(heads) +
+                    ": expected a divisor of hidden, 6144, that leaves each "
+                    "head at least 8");
+    }
+  }
+}
+
 // Its four models' printed sizes in thousand millions, with the embedding tied
 // and 1,024 positions: 12 l h^2 + 13 l h + (V + 1024) h + 2 h.
 TEST(Replay, ZeroBubblesVocabularyGivesItsModelsSizes) {

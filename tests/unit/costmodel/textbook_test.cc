@@ -96,6 +96,10 @@ TEST(StepBound, IsWorkOverRate) {
               0.001 * products);
   EXPECT_NEAR(LowerBound(graph, two, {}).step_time.seconds(),
               bound.step_time.seconds() / 2, 0.001 * bound.step_time.seconds());
+  Cluster slow = one;
+  slow.device_types[0].slowness = 3;
+  EXPECT_NEAR(LowerBound(graph, slow, {}).step_time.seconds(),
+              bound.step_time.seconds() * 3, 0.001 * bound.step_time.seconds());
   // Two weights of 512 * 1024 in fp32 with two moments each.
   EXPECT_EQ(bound.memory.value, 2 * 512 * 1024 * (4 + 8));
 }

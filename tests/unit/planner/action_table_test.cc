@@ -77,10 +77,19 @@ TEST(ActionTable, RowsPassTheCheckOfTables) {
 }
 
 TEST(ActionTable, AFileThatIsNone) {
-  const std::string path = ::testing::TempDir() + "no-such-schedule";
-  const auto orders = ReadActionTable(path);
-  ASSERT_FALSE(orders.has_value());
-  EXPECT_THAT(orders.error().ToString(), HasSubstr(path));
+  const auto error = [](const std::string& path) {
+    const auto orders = ReadActionTable(path);
+    EXPECT_FALSE(orders.has_value());
+    return orders ? Error{} : orders.error();
+  };
+  const std::string missing = ::testing::TempDir() + "no-such-schedule";
+  EXPECT_EQ(error(missing),
+            (Error{ErrorCode::kNotFound,
+                   "cannot open: No such file or directory", missing}));
+  EXPECT_EQ(error("/"), (Error{ErrorCode::kInvalidInput,
+                               "cannot read: Is a directory", "/"}));
+  EXPECT_EQ(error("/dev/zero"),
+            InvalidInput("is a device, without an end", "/dev/zero"));
 }
 
 }  // namespace

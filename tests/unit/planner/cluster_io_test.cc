@@ -7,9 +7,10 @@
 #include <fstream>
 #include <string>
 
-#include "planner/io/file.h"
+#include "planner/base/file.h"
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
+#include "proto/cluster.pb.h"
 #include "tests/support/temp_path.h"
 
 namespace tessera {
@@ -102,6 +103,152 @@ TEST(ClusterIo, StacksComeBack) {
     const auto back = ReadCluster(path);
     ASSERT_TRUE(back.has_value()) << back.error().ToString();
     EXPECT_EQ(back->stack, cluster.stack) << stack;
+  }
+}
+
+TEST(ClusterIo, SlowPartsComeBack) {
+  Cluster cluster = *MakeCluster("local-cpu:2");
+  cluster.device_types[0].slowness = 1.5;
+  cluster.link_types[0].slowness = 3;
+  const std::string path = TempPath("slow.json");
+  ASSERT_TRUE(WriteCluster(path, cluster));
+  EXPECT_EQ(*ReadCluster(path), cluster);
+  // Files of before have none.
+  EXPECT_EQ(ReadCluster(WriteText("usual.json", kSmallJson))
+                ->device_types[0]
+                .slowness,
+            1);
+}
+
+// Whether the file has a field of this path, with its units.
+bool IsFieldPath(std::string_view path) {
+  const google::protobuf::Descriptor* type = proto::Cluster::descriptor();
+  const google::protobuf::FieldDescriptor* field = nullptr;
+  while (!path.empty()) {
+    const std::string_view part = path.substr(0, path.find('.'));
+    path.remove_prefix(std::min(part.size() + 1, path.size()));
+    const std::string_view name = part.substr(0, part.find('['));
+    if (type == nullptr) return false;
+    field = type->FindFieldByName(std::string(name));
+    if (field == nullptr || field->is_repeated() != part.ends_with(']')) {
+      return false;
+    }
+    type = field->message_type();
+  }
+  return field != nullptr;
+}
+
+// What is wrong is said by the names of the file. Each figure in turn is none;
+// those that may be anything are not numbers, or have no bound.
+TEST(ClusterIo, ErrorsNameFieldsOfTheFile) {
+  const auto where = [](auto breaks) {
+    Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
+    breaks(cluster);
+    const auto checked = CheckCluster(cluster);
+    EXPECT_FALSE(checked);
+    return checked ? "" : checked.error().where;
+  };
+  const auto first = [](Cluster& c) -> DeviceType& {
+    return c.device_types[0];
+  };
+  const Duration late = {-1};
+  const std::vector<std::pair<std::string, std::string>> places = {
+      {where([&](Cluster& c) { first(c).memory = {}; }),
+       "device_types[0].memory_bytes"},
+      {where([&](Cluster& c) { first(c).peak_fp64 = {-1}; }),
+       "device_types[0].peak_fp64_flops_per_second"},
+      {where([&](Cluster& c) { first(c).peak_fp32 = {-1}; }),
+       "device_types[0].peak_fp32_flops_per_second"},
+      {where([&](Cluster& c) { first(c).peak_bf16 = {-1}; }),
+       "device_types[0].peak_bf16_flops_per_second"},
+      {where([&](Cluster& c) { first(c).peak_fp16 = {-1}; }),
+       "device_types[0].peak_fp16_flops_per_second"},
+      {where([&](Cluster& c) { first(c).peak_fp8 = {-1}; }),
+       "device_types[0].peak_fp8_flops_per_second"},
+      {where([&](Cluster& c) { first(c).peak_fp4 = {-1}; }),
+       "device_types[0].peak_fp4_flops_per_second"},
+      {where([&](Cluster& c) { first(c).memory_bandwidth = {}; }),
+       "device_types[0].memory_bandwidth_bytes_per_second"},
+      {where([&](Cluster& c) { first(c).compute_efficiency = 0; }),
+       "device_types[0].compute_efficiency"},
+      {where([&](Cluster& c) { first(c).memory_efficiency = 0; }),
+       "device_types[0].memory_efficiency"},
+      {where([&](Cluster& c) { first(c).sustained_rate = 2; }),
+       "device_types[0].sustained_rate"},
+      {where([&](Cluster& c) { first(c).launch_overhead = late; }),
+       "device_types[0].launch_overhead_seconds"},
+      {where([&](Cluster& c) { first(c).slowness = 0; }),
+       "device_types[0].slowness"},
+      {where([&](Cluster& c) { first(c).multiprocessors = -1; }),
+       "device_types[0].multiprocessors"},
+      {where([&](Cluster& c) { first(c).upkeep.price = -1; }),
+       "device_types[0].upkeep.price_usd_per_hour"},
+      {where([&](Cluster& c) { first(c).upkeep.power = -1; }),
+       "device_types[0].upkeep.power_watts"},
+      {where([&](Cluster& c) { first(c).upkeep.mtbf = -1; }),
+       "device_types[0].upkeep.mtbf_seconds"},
+      {where([](Cluster& c) { c.link_types[1].bandwidth = {}; }),
+       "link_types[1].bandwidth_bytes_per_second"},
+      {where([&](Cluster& c) { c.link_types[1].latency = late; }),
+       "link_types[1].latency_seconds"},
+      {where([&](Cluster& c) { c.link_types[1].start = late; }),
+       "link_types[1].start_seconds"},
+      {where([](Cluster& c) { c.link_types[1].in_switch_bandwidth = {-1}; }),
+       "link_types[1].in_switch_bandwidth_bytes_per_second"},
+      {where([](Cluster& c) { c.link_types[1].slowness = 0; }),
+       "link_types[1].slowness"},
+      {where([](Cluster& c) { c.host->memory = {}; }), "host.memory_bytes"},
+      {where([](Cluster& c) { c.host->memory_bandwidth = {}; }),
+       "host.memory_bandwidth_bytes_per_second"},
+      {where([](Cluster& c) { c.host->device_link = {}; }),
+       "host.device_link_bytes_per_second"},
+      {where([](Cluster& c) { c.host->storage = {-1}; }), "host.storage_bytes"},
+      {where([](Cluster& c) { c.host->storage_read = {}; }),
+       "host.storage_read_bytes_per_second"},
+      {where([](Cluster& c) { c.host->storage_write = {}; }),
+       "host.storage_write_bytes_per_second"},
+      {where([&](Cluster& c) { c.stack.host_per_operator = late; }),
+       "stack.host_seconds_per_operator"},
+      {where([](Cluster& c) { c.stack.logits_passes = -1; }),
+       "stack.logits_passes"},
+      {where([](Cluster& c) { c.stack.kernel_traffic = -1; }),
+       "stack.kernel_traffic"},
+      {where([](Cluster& c) { c.stack.optimizer_traffic = -1; }),
+       "stack.optimizer_traffic"},
+      {where([](Cluster& c) { c.stack.sustained = 0; }), "stack.sustained"},
+      {where([](Cluster& c) { c.stack.sharded_bandwidth = {-1}; }),
+       "stack.sharded_bytes_per_second"},
+      {where([&](Cluster& c) { c.stack.host_per_shard = late; }),
+       "stack.host_seconds_per_shard"},
+      {where([](Cluster& c) { c.stack.tensor_exposed = 2; }),
+       "stack.tensor_exposed"},
+      {where([](Cluster& c) { c.stack.experts_exposed = 2; }),
+       "stack.experts_exposed"},
+      {where([](Cluster& c) { c.stack.memory.context = {-1}; }),
+       "stack.memory.context_bytes"},
+      {where([](Cluster& c) { c.stack.memory.zero_bucket = {-1}; }),
+       "stack.memory.zero_bucket_bytes"},
+      {where([](Cluster& c) { c.stack.memory.communicator = {-1}; }),
+       "stack.memory.communicator_bytes"},
+      {where([](Cluster& c) { c.stack.memory.fragmentation = -1; }),
+       "stack.memory.fragmentation"},
+      {where([](Cluster& c) { c.vertices[2].name = c.vertices[1].name; }),
+       "vertices[2].name"},
+      {where([](Cluster& c) { c.devices[2].type = 7; }),
+       "devices[2].device_type"},
+      {where([](Cluster& c) { c.devices[2].vertex = VertexId(-1); }),
+       "devices[2].vertex"},
+      {where([](Cluster& c) { c.devices[2].node = 5; }), "devices[2].node"},
+      {where([](Cluster& c) { c.links[3].from = VertexId(-1); }),
+       "links[3].from_vertex"},
+      {where([](Cluster& c) { c.links[3].to = VertexId(-1); }),
+       "links[3].to_vertex"},
+      {where([](Cluster& c) { c.links[3].type = -1; }), "links[3].link_type"},
+      {where([](Cluster& c) { c.links[3].to = c.links[3].from; }), "links[3]"},
+  };
+  for (const auto& [found, expected] : places) {
+    EXPECT_EQ(found, expected);
+    EXPECT_TRUE(IsFieldPath(found)) << found;
   }
 }
 

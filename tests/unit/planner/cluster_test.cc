@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
+#include <limits>
 
 #include "planner/topology/topologies.h"
 
@@ -54,6 +56,16 @@ TEST(ClusterValidate, NamesEachMistake) {
        "device_types[0].memory_efficiency"},
       {[](Cluster& c) { c.device_types[0].peak_fp8 = {1}; },
        "device_types[0].peak_fp8"},
+      {[](Cluster& c) { c.device_types[0].slowness = 0; },
+       "device_types[0].slowness"},
+      {[](Cluster& c) { c.link_types[1].slowness = NAN; },
+       "link_types[1].slowness"},
+      {[](Cluster& c) { c.stack.tensor_exposed = 1.5; },
+       "stack.tensor_exposed"},
+      {[](Cluster& c) { c.stack.tensor_exposed = -0.5; },
+       "stack.tensor_exposed"},
+      {[](Cluster& c) { c.stack.experts_exposed = 1.5; },
+       "stack.experts_exposed"},
       {[](Cluster& c) { c.device_types[0].multiprocessors = -1; },
        "device_types[0].multiprocessors"},
       {[](Cluster& c) { c.device_types[0].multiprocessors = 0; },
@@ -77,6 +89,59 @@ TEST(ClusterValidate, NamesEachMistake) {
     broken.break_it(cluster);
     EXPECT_THAT(Places(cluster), ::testing::Contains(broken.where));
   }
+}
+
+// The bound is in the message, and the bound itself is valid.
+TEST(ClusterValidate, BoundsFigures) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const struct {
+    std::function<void(Cluster&, double)> set;
+    double most;
+    std::string message;
+  } cases[] = {
+      {[](Cluster& c, double v) { c.device_types[0].peak_bf16 = {v}; }, 1e21,
+       "must be 0 or in [1e+09, 1e+21], is "},
+      {[](Cluster& c, double v) { c.device_types[0].peak_fp4 = {v}; }, 1e21,
+       "must be 0 or in [1e+09, 1e+21], is "},
+      {[](Cluster& c, double v) { c.device_types[0].memory_bandwidth = {v}; },
+       1e18, "must be at most 1e+18, is "},
+      {[](Cluster& c, double v) { c.device_types[0].slowness = v; }, 1e6,
+       "must be in [0.001, 1e+06], is "},
+      {[](Cluster& c, double v) { c.link_types[0].bandwidth = {v}; }, 1e18,
+       "must be at most 1e+18, is "},
+      {[](Cluster& c, double v) { c.link_types[0].in_switch_bandwidth = {v}; },
+       1e18, "must be at most 1e+18, is "},
+      {[](Cluster& c, double v) { c.host->device_link = {v}; }, 1e18,
+       "must be at most 1e+18, is "},
+      {[](Cluster& c, double v) { c.stack.sharded_bandwidth = {v}; }, 1e18,
+       "must be at most 1e+18, is "},
+      {[](Cluster& c, double v) { c.stack.kernel_traffic = v; }, 100,
+       "must be at most 100, is "},
+      {[](Cluster& c, double v) { c.stack.memory.fragmentation = v; }, 10,
+       "must be at most 10, is "},
+      {[](Cluster& c, double v) {
+         c.device_types[0].memory = {static_cast<int64_t>(std::min(v, 9e18))};
+       },
+       1e18, "must be at most 1e+18, is "},
+      {[](Cluster& c, double v) {
+         c.host->storage = {static_cast<int64_t>(std::min(v, 9e18))};
+       },
+       1e18, "must be at most 1e+18, is "},
+  };
+  for (const auto& bound : cases) {
+    Cluster cluster = TwoNodes();
+    bound.set(cluster, bound.most);
+    EXPECT_TRUE(Validate(cluster).empty()) << bound.message;
+    for (const double more : {1.01 * bound.most, 1e300, kInfinity}) {
+      bound.set(cluster, more);
+      const std::vector<Error> errors = Validate(cluster);
+      ASSERT_EQ(errors.size(), 1U) << more;
+      EXPECT_THAT(errors[0].message, ::testing::StartsWith(bound.message));
+    }
+  }
+  Cluster cluster = TwoNodes();
+  cluster.device_types[0].upkeep.price = kInfinity;
+  EXPECT_EQ(Validate(cluster)[0].message, "must be finite");
 }
 
 TEST(ClusterValidate, FindsDevicesThatCannotReachEachOther) {

@@ -42,5 +42,27 @@ TEST(FreeList, TheLastGapGrowsAndNothingTakesRoom) {
   EXPECT_NE(room.Take(0), room.Take(0));
 }
 
+// [10, 30) and [30, 50) touch, and are apart all the same.
+TEST(FreeList, WhatIsAddedIsTakenAndJoinsNothingElse) {
+  FreeList room(10);
+  EXPECT_EQ(room.TakeGap(1), std::nullopt);
+  room.Add(30, 20);
+  room.Add(10, 20);
+  EXPECT_EQ(room.TakeGap(30), std::nullopt);
+  EXPECT_EQ(room.TakeGap(15), 10);  // the lower of two that fit
+  EXPECT_EQ(room.TakeGap(10), 30);
+  EXPECT_EQ(room.TakeGap(20), std::nullopt);
+  // Whichever comes back first.
+  room.Give(10, 15);
+  room.Give(30, 10);
+  EXPECT_EQ(room.TakeGap(30), std::nullopt);
+  EXPECT_EQ(room.TakeGap(20), 10);
+  EXPECT_EQ(room.TakeGap(20), 30);
+  room.Give(30, 20);
+  room.Give(10, 20);
+  EXPECT_EQ(room.TakeGap(30), std::nullopt);
+  EXPECT_EQ(room.end(), 0);
+}
+
 }  // namespace
 }  // namespace tessera

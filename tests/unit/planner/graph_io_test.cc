@@ -9,10 +9,12 @@
 #include <limits>
 #include <set>
 
+#include "planner/base/file.h"
 #include "planner/base/rng.h"
-#include "planner/io/file.h"
+#include "planner/io/cluster_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
+#include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_path.h"
 
@@ -333,6 +335,72 @@ TEST(GraphIo, ShapesDisagree) {
   EXPECT_THAT(ErrorWith("global_batch: 2", "global_batch: 4"),
               HasSubstr("tensors[0].sample_dim: has extent 2: expected the "
                         "global batch 4"));
+}
+
+// Throughput is counted by it.
+TEST(GraphIo, TheSequenceIsThatOfTheInputs) {
+  for (const char* wrong : {"seq_len: 6", "seq_len: 2"}) {
+    EXPECT_THAT(ErrorWith("seq_len: 3", wrong),
+                HasSubstr("tensors[0].shape: 'ids' has 3 places: expected "
+                          "seq_len, " +
+                          std::string(wrong).substr(9)));
+  }
+  // Under no name that says so they may be something else.
+  EXPECT_EQ(ErrorWith("seq_len: 3", "seq_len: 1"), "");
+  ImportOptions options;
+  options.global_batch = 2;
+  options.seq_len = 16;
+  const auto graph = ImportModel("zoo:gpt2-tiny", options);
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  Graph wrong = *graph;
+  for (const int64_t length : {1, 8, 32}) {
+    wrong.seq_len = length;
+    const std::string path = Path(".json");
+    ASSERT_TRUE(WriteGraph(path, wrong).has_value());
+    const auto read = ReadGraph(path);
+    ASSERT_FALSE(read.has_value());
+    EXPECT_EQ(read.error().ToString(),
+              path +
+                  ": tensors[0].shape: 'tokens' has 16 places: expected "
+                  "seq_len, " +
+                  std::to_string(length));
+  }
+}
+
+TEST(GraphIo, FilesOfOtherKinds) {
+  const std::string path = Path(".pb");
+  const auto error = [&] {
+    ::testing::internal::CaptureStderr();
+    const auto graph = ReadGraph(path);
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+    return graph ? "" : graph.error().ToString();
+  };
+  ASSERT_TRUE(WriteCluster(path, *MakeCluster("dgx-h100:1")).has_value());
+  EXPECT_EQ(error(), path + ": is a cluster: expected a binary Graph");
+  std::filesystem::copy_file(TestdataPath("onnx/mlp.onnx"), path,
+                             std::filesystem::copy_options::overwrite_existing);
+  EXPECT_EQ(error(), path + ": is an ONNX model: expected a binary Graph");
+  // Field 2 of three bytes, which are no UTF-8.
+  std::ofstream(path, std::ios::binary) << "\x12\x03\xff\xfe\xfd";
+  EXPECT_EQ(error(), path +
+                         ": not a whole binary Graph: of another kind, "
+                         "truncated or garbage");
+  // A graph is one, whatever else is in it.
+  std::ofstream(path, std::ios::binary) << "\x08\x01\x78\x01";
+  EXPECT_EQ(error(), path + ": unknown field number 15 of Graph");
+}
+
+TEST(GraphIo, AByteOrderMarkIsNoText) {
+  const std::string text = Path(".txtpb");
+  std::ofstream(text) << "\xef\xbb\xbf" << kText;
+  const auto graph = ReadGraph(text);
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  const std::string json = Path(".json");
+  ASSERT_TRUE(WriteGraph(json, *graph).has_value());
+  const std::string bytes = *ReadFile(json);
+  std::ofstream(json) << "\xef\xbb\xbf" << bytes;
+  EXPECT_TRUE(IsGraphFile(json));
+  EXPECT_TRUE(ReadGraph(json).has_value());
 }
 
 TEST(GraphIo, RulesThatAreNotTheOperators) {

@@ -2,19 +2,24 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
 #include <numeric>
 
+#include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/zoo.h"
 #include "tests/support/paths.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 std::string Example(const std::string& model) {
@@ -218,6 +223,23 @@ TEST(ModelFlops, Gpt2XlIs6NPlus12LHS) {
                    6 * n * tokens + 12.0 * 48 * 1600 * s * tokens);
   EXPECT_DOUBLE_EQ(ModelFlops(graph, /*halve_causal=*/true).value,
                    6 * n * tokens + 6.0 * 48 * 1600 * s * tokens);
+}
+
+// Of 64 keys a window of 16 leaves 16/64 (1 - 16/128) = 7/32 in place of half.
+TEST(ModelFlops, WindowsLeaveFewerPairs) {
+  const auto attention = [](int64_t window) {
+    ImportOptions options = Options(2, 64);
+    JsonValue value;
+    value.kind = JsonValue::Kind::kNumber;
+    value.number = static_cast<double>(window);
+    options.overrides["sliding_window"] = value;
+    const Graph graph = ImportModel("zoo:mistral-7b", options).value();
+    return ModelFlops(graph).value -
+           ModelFlops(graph, /*halve_causal=*/true).value;
+  };
+  // Half, and 25/32, of all pairs are left out.
+  EXPECT_DOUBLE_EQ(attention(16) / attention(64), (25.0 / 32) / 0.5);
+  EXPECT_DOUBLE_EQ(attention(64), attention(4096));
 }
 
 TEST(ModelFlops, MixtralCountsActiveExperts) {
@@ -622,21 +644,45 @@ TEST(Llama, PositionsDividedByANumber) {
   EXPECT_EQ(rotary.attribute("factor"), 2.5);
 }
 
+// Where the config does not say where a model was first trained, the positions
+// that it has are meant.
+TEST(Llama, YarnOfThePositionsThatThereAre) {
+  const auto original = [](const std::string& inside,
+                           const std::string& outside) {
+    const Graph graph = Import(
+        WriteTemp("yarn.json", R"({"model_type": "llama", "hidden_size": 64,
+             "vocab_size": 100, "num_hidden_layers": 1,
+             "num_attention_heads": 4, "intermediate_size": 96,
+             "max_position_embeddings": 128)" +
+                                   outside +
+                                   R"(, "rope_scaling": {"factor": 4,
+             "rope_type": "yarn")" +
+                                   inside + "}}"),
+        Options(1, 16));
+    return NodeNamed(graph, "model.layers.0.self_attn.rotary_q")
+        .attribute("original_positions");
+  };
+  EXPECT_EQ(original("", ""), 128);
+  EXPECT_EQ(original(R"(, "original_max_position_embeddings": 32)", ""), 32);
+  EXPECT_EQ(original("", R"(, "original_max_position_embeddings": 64)"), 64);
+}
+
 // Ding et al. 2024 as in Phi-3's configs: positions of each pair of features
 // have a divisor of their own, of one list up to the original positions and of
 // another beyond; features are stretched by sqrt(1 + ln(32 / 8) / ln(8)).
 TEST(Phi3, LongRope) {
-  const auto import = [](const std::string& shorts, int64_t seq_len) {
-    return ImportModel(WriteTemp("longrope.json",
-                                 R"({"model_type": "phi3", "hidden_size": 8,
+  const auto import = [](const std::string& shorts, int64_t seq_len,
+                         const std::string& type = "longrope") {
+    return ImportModel(
+        WriteTemp("longrope.json",
+                  R"({"model_type": "phi3", "hidden_size": 8,
                  "num_hidden_layers": 1, "num_attention_heads": 2,
                  "vocab_size": 20, "intermediate_size": 16,
                  "max_position_embeddings": 32,
                  "original_max_position_embeddings": 8,
-                 "rope_scaling": {"type": "longrope", "long_factor": [2, 5.5],
-                                  "short_factor": )" +
-                                     shorts + "}}"),
-                       Options(2, seq_len));
+                 "rope_scaling": {"long_factor": [2, 5.5], "type": ")" +
+                      type + R"(", "short_factor": )" + shorts + "}}"),
+        Options(2, seq_len));
   };
   const auto rotary_of = [&](int64_t seq_len) {
     const auto graph = import("[1, 1.25]", seq_len);
@@ -654,11 +700,132 @@ TEST(Phi3, LongRope) {
                                                   {"fraction", 1},
                                                   {"magnitude", magnitude},
                                                   {"theta", 10000}}));
+  // Its first configs have other names for it.
+  for (const char* name : {"su", "yarn"}) {
+    const auto graph = import("[1, 1.25]", 8, name);
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    EXPECT_EQ(NodeNamed(*graph, "model.layers.0.self_attn.rotary_q").attributes,
+              rotary_of(8));
+  }
   const auto wrong = import("[1]", 8);
   ASSERT_FALSE(wrong.has_value());
   EXPECT_THAT(wrong.error().ToString(),
               HasSubstr("short_factor: has 1 items, 1 of them numbers from "
                         "0.001 to 1e+06: expected 2 such numbers"));
+}
+
+// Of four layers of a family: 4 layers, heads of 8, a window of 6 in 16 places.
+std::string FourLayers(const std::string& family, const std::string& more) {
+  return R"({"model_type": ")" + family + R"(", "hidden_size": 32,
+      "num_hidden_layers": 4, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "intermediate_size": 64,
+      "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+      "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+      "vocab_size": 128, "max_position_embeddings": 64, "sliding_window": 6)" +
+         more + "}";
+}
+
+// 1 where a layer has the window.
+std::vector<int> Windowed(const std::string& family, const std::string& more) {
+  const Graph graph = Import(
+      WriteTemp("windows.json", FourLayers(family, ", \"head_dim\": 8" + more)),
+      Options(8, 16));
+  std::vector<int> windowed;
+  for (const Node& node : graph.nodes) {
+    if (!node.op->name.starts_with("attention")) continue;
+    EXPECT_TRUE(node.attribute("window") == 0 || node.attribute("window") == 6);
+    windowed.push_back(node.attribute("window") == 6 ? 1 : 0);
+  }
+  return windowed;
+}
+
+TEST(Windows, AreThoseOfTheLayersThatHaveThem) {
+  const std::string used = R"(, "use_sliding_window": true)";
+  const std::string two = used + R"(, "max_window_layers": 2)";
+  const std::string types = R"(, "layer_types": ["sliding_attention",
+      "full_attention", "full_attention", "sliding_attention"])";
+  const std::string full = R"(, "layer_types": ["full_attention",
+      "full_attention", "full_attention", "full_attention"])";
+  for (const char* family : {"qwen2", "qwen3"}) {
+    EXPECT_THAT(Windowed(family, two), ElementsAre(0, 0, 1, 1)) << family;
+    EXPECT_THAT(Windowed(family, used), ElementsAre(0, 0, 0, 0)) << family;
+    EXPECT_THAT(Windowed(family, two + types), ElementsAre(1, 0, 0, 1));
+    EXPECT_THAT(Windowed(family, full), ElementsAre(0, 0, 0, 0)) << family;
+  }
+  EXPECT_THAT(Windowed("qwen2_moe", two), ElementsAre(1, 0, 0, 0));
+  EXPECT_THAT(Windowed("qwen2_moe", used), ElementsAre(1, 0, 1, 0));
+  EXPECT_THAT(Windowed("qwen2_moe", two + types), ElementsAre(1, 0, 0, 1));
+  EXPECT_THAT(Windowed("qwen3_moe", two), ElementsAre(1, 1, 1, 1));
+  EXPECT_THAT(Windowed("mistral", ""), ElementsAre(1, 1, 1, 1));
+  EXPECT_THAT(Windowed("llama", full), ElementsAre(0, 0, 0, 0));
+  // One type for all layers suits any number of them.
+  EXPECT_THAT(Windowed("qwen3", two + R"(, "layer_types": ["full_attention",
+                                         "full_attention"])"),
+              ElementsAre(0, 0, 0, 0));
+}
+
+TEST(Windows, LayerTypesThatAreNotTheModels) {
+  const auto error = [](const std::string& family, const std::string& more) {
+    return ErrorOf(FourLayers(family, ", \"head_dim\": 8" + more));
+  };
+  const std::string used = R"(, "use_sliding_window": true)";
+  const std::string one = R"(, "layer_types": ["full_attention",
+      "full_attention", "sliding_attention", "full_attention"])";
+  EXPECT_THAT(error("qwen3", used + R"(, "layer_types": ["full_attention",
+                      "sliding_attention"])"),
+              HasSubstr("layer_types: has 2 items: expected one for each of 4 "
+                        "layers, or null"));
+  EXPECT_THAT(error("qwen2", used + R"(, "layer_types": "full_attention")"),
+              HasSubstr("layer_types: is \"full_attention\": expected a list"));
+  EXPECT_THAT(error("qwen2", used + R"(, "layer_types": [1, 2, 3, 4])"),
+              HasSubstr("layer_types: is [1, 2, 3, 4]: expected a list of "
+                        "strings"));
+  EXPECT_THAT(error("qwen2", used + R"(, "layer_types": ["full_attention",
+                  "linear_attention", "conv", "moe"])"),
+              HasSubstr("layer_types[1]: is 'linear_attention': expected "
+                        "full_attention or sliding_attention"));
+  for (const char* family : {"qwen3", "llama", "gemma"}) {
+    EXPECT_THAT(error(family, one),
+                HasSubstr("layer_types[2]: is 'sliding_attention': expected "
+                          "full_attention, as the model has no window"))
+        << family;
+  }
+  EXPECT_THAT(error("mistral", one),
+              HasSubstr("layer_types[0]: is 'full_attention': expected "
+                        "sliding_attention, as the family has in all such"));
+}
+
+// As transformers' classes have them, which the model's own configs write.
+TEST(Heads, HaveTheSizeOfTheirFamily) {
+  const auto size = [](const std::string& family, const std::string& more) {
+    const Graph graph = Import(
+        WriteTemp("heads.json", FourLayers(family, more)), Options(8, 16));
+    const Tensor* const query =
+        TensorNamed(graph, "model.layers.0.self_attn.q_proj.weight");
+    return query == nullptr ? 0 : query->shape[2];
+  };
+  for (const std::string none : {"", R"(, "head_dim": null)"}) {
+    EXPECT_EQ(size("qwen3", none), 128);
+    EXPECT_EQ(size("gemma", none), 256);
+    EXPECT_EQ(size("qwen3_moe", none), 8);  // 32 / 4
+    EXPECT_EQ(size("llama", none), 8);
+  }
+  EXPECT_EQ(size("qwen3", R"(, "head_dim": 16)"), 16);
+}
+
+TEST(Windows, MistralHasOneWhereItsConfigDoesNotSay) {
+  const auto window = [](const std::string& more) {
+    const Graph graph =
+        Import(WriteTemp("mistral.json", R"({"model_type": "mistral",
+            "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 100,
+            "num_attention_heads": 4, "num_key_value_heads": 2,
+            "intermediate_size": 64, "max_position_embeddings": 8192)" +
+                                             more + "}"),
+               Options(1, 8192));
+    return NodeNamed(graph, "model.layers.0.self_attn").attribute("window");
+  };
+  EXPECT_EQ(window(""), 4096);
+  EXPECT_EQ(window(R"(, "sliding_window": null)"), 0);
 }
 
 // Since version 5 transformers calls Qwen's experts as Mixtral's.
@@ -1164,6 +1331,52 @@ TEST(BadFile, BreaksOff) {
               HasSubstr("json:3:12: the file ends early"));
 }
 
+TEST(BadFile, NumbersBeyondThoseOf64Bits) {
+  for (const char* number : {"1e400", "-1e400", "2e308"}) {
+    EXPECT_THAT(ErrorOf("{\n \"model_type\": \"gpt2\",\n \"n_embd\": " +
+                        std::string(number) + "}"),
+                EndsWith("json:3:12: is " + std::string(number) +
+                         ": expected a number from -1.8e308 to 1.8e308"));
+  }
+  // Too small to tell from zero.
+  EXPECT_EQ(ErrorOf(LlamaConfig(R"(, "x": 1e-400)")), "");
+}
+
+TEST(BadFile, IsNoUtf8) {
+  // Latin-1, too long for what it says, half a pair, the end of a string.
+  for (const char* bytes :
+       {"caf\xe9", "caf\xc0\x80", "caf\xed\xa0\x80", "caf\xe2\x82"}) {
+    EXPECT_THAT(ErrorOf("{\"a\": \"" + std::string(bytes) + "\"}"),
+                EndsWith("json:1:11: is no UTF-8: expected text in it"));
+  }
+  EXPECT_EQ(ErrorOf(LlamaConfig(", \"x\": \"caf\\u00e9 caf\xc3\xa9 \\n\"")),
+            "");
+  EXPECT_THAT(ErrorOf(R"({"a": "\x41"})"),
+              EndsWith("json:1:8: '\\x' is no escape: expected one of JSON's, "
+                       "or '\\u' and four hexadecimal digits"));
+  EXPECT_THAT(ErrorOf(R"({"a": "\u12g4"})"), HasSubstr("'\\u' is no escape"));
+}
+
+TEST(BadFile, AByteOrderMarkIsNone) {
+  EXPECT_EQ(ErrorOf("\xef\xbb\xbf" + LlamaConfig("")), "");
+}
+
+// One that has a writer would be read once, and once more in vain.
+TEST(BadFile, IsAPipe) {
+  for (const char* name : {"pipe", "pipe.json", "pipe.onnx", "pipe.pb"}) {
+    const std::string path = TempPath(name);
+    ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+    EXPECT_FALSE(IsGraphFile(path) && path.ends_with(".json"));
+    EXPECT_FALSE(ReadModelConfig(path).has_value());
+    const auto graph = ImportModel(path, Options());
+    ASSERT_FALSE(graph.has_value());
+    EXPECT_EQ(graph.error().ToString(),
+              path +
+                  ": is no regular file: a model is read more than once, "
+                  "which a pipe or device cannot be");
+  }
+}
+
 TEST(BadFile, UnknownModelType) {
   EXPECT_THAT(
       ErrorOf(R"({"model_type": "gpt3"})"),
@@ -1211,9 +1424,23 @@ TEST(BadFile, UnsupportedFeatures) {
       HasSubstr("scale_attn_by_inverse_layer_idx: is true: not supported"));
   EXPECT_THAT(
       ErrorOf(LlamaConfig(R"(, "rope_scaling": {"rope_type": "dynamic"})")),
-      HasSubstr("rope_scaling: is {\"rope_type\": \"dynamic\"}: this form of "
-                "rotary embeddings is not supported; known: default, linear, "
-                "yarn, llama3"));
+      HasSubstr("rope_scaling: rope_type: is \"dynamic\": this form of rotary "
+                "embeddings is not supported; known: default, linear, yarn, "
+                "llama3, longrope"));
+  // Of which the other fields are lists of many numbers.
+  EXPECT_THAT(ErrorOf(LlamaConfig(R"(, "rope_scaling": {"type": "su",
+                  "short_factor": [1, 1], "long_factor": [2, 3]})")),
+              HasSubstr("rope_scaling: type: is \"su\": this form of rotary"));
+  EXPECT_THAT(ErrorOf(LlamaConfig(R"(, "rope_scaling": {"factor": 2})")),
+              HasSubstr("rope_scaling: type: missing: expected a form of "
+                        "rotary embeddings; known: default"));
+  for (const char* form : {"linear", "yarn"}) {
+    EXPECT_THAT(ErrorOf(LlamaConfig(R"(, "rope_scaling": {"rope_type": ")" +
+                                    std::string(form) + "\"}")),
+                HasSubstr("rope_scaling: factor: missing: expected a number of "
+                          "at least 1"))
+        << form;
+  }
   EXPECT_THAT(
       ErrorOf(LlamaConfig(R"(, "rope_scaling": {"rope_type": "llama3"})")),
       HasSubstr("rope_scaling: original_max_position_embeddings: missing"));

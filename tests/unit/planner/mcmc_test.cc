@@ -503,6 +503,28 @@ TEST(Mcmc, ComparesWithDataParallelismWhateverTheTime) {
   EXPECT_EQ(baselines[0].name, "DDP");
 }
 
+// Where data parallelism does not fit and there is no time to compare, what
+// people choose for large models is priced until it fits: of Megatron's tp 4,
+// which ToyObjective's memory, a part of each weight, has no less of than
+// ZeRO-3's.
+TEST(Mcmc, PricesWhatFitsWhateverTheTime) {
+  const Graph graph = MlpGraph(2, 4, 2, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const auto stop = [] { return true; };
+  for (const double memory : {1'500.0, 100.0}) {
+    const ToyObjective objective(graph, memory);
+    const auto baselines = Baselines(space, objective, 1, stop);
+    const auto fits = std::ranges::count_if(
+        baselines, [](const Baseline& b) { return b.evaluation.feasible(); });
+    EXPECT_EQ(fits, memory > 1'000 ? 1 : 0);
+    EXPECT_TRUE(std::ranges::is_sorted(baselines, {}, [](const Baseline& b) {
+      return std::ranges::find(BaselineRows(), b.name, &BaselineRow::name) -
+             BaselineRows().begin();
+    }));
+  }
+}
+
 TEST(Mcmc, TakesNoInfeasiblePlanOnceOneIsFeasible) {
   const Graph graph = MlpGraph(2, 4, 2, 8, 16, 32);
   const Cluster cluster = Ranks(4);

@@ -13,7 +13,7 @@
 #include <map>
 #include <set>
 
-#include "planner/io/file.h"
+#include "planner/base/file.h"
 #include "planner/io/importer.h"
 #include "planner/io/json_value.h"
 #include "tests/support/onnx_bytes.h"
@@ -24,6 +24,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -639,6 +640,37 @@ const Node& NodeNamed(const Graph& graph, const std::string& name) {
   const auto found = std::ranges::find(graph.nodes, name, &Node::name);
   TESSERA_CHECK(found != graph.nodes.end()) << name;
   return *found;
+}
+
+// Of a place for each of a sequence, with samples in front or without.
+TEST(Onnx, RowsOfPlacesAreLookedUp) {
+  const auto added = [](const Shape& shape) {
+    Message ids;
+    int64_t count = 1;
+    for (int64_t extent : shape) {
+      ids.Number(1, extent);
+      count *= extent;
+    }
+    ids.Number(2, 7).Text(8, "places");
+    for (int64_t i = 0; i < count; ++i) ids.Number(7, i % 6);
+    Parts parts;
+    parts.inputs = {InputOf("ids", 7, {"n", "s"})};
+    parts.weights = {WeightOf("table", {9, 8}), WeightOf("rows", {6, 8}),
+                     WeightOf("out", {8, 9}), ids};
+    parts.nodes = {NodeOf("Gather", "lookup", {"table", "ids"}, "x"),
+                   NodeOf("Gather", "by_place", {"rows", "places"}, "p"),
+                   NodeOf("Add", "sum", {"x", "p"}, "y"),
+                   NodeOf("MatMul", "head", {"y", "out"}, "logits")};
+    return parts;
+  };
+  for (const Shape& shape : {Shape{6}, Shape{1, 6}, Shape{4, 6}}) {
+    const Graph graph = Imported(added(shape), Options(4, 6));
+    EXPECT_EQ(graph.tensor(NodeNamed(graph, "by_place").operands[0]).name,
+              "positions");
+  }
+  EXPECT_THAT(ErrorOf(added({2, 6}), Options(4, 6)),
+              HasSubstr("node 'by_place' (Gather): reads rows by ids of the "
+                        "shape [2,6]: expected one for each of 6 places"));
 }
 
 // [n, 2, 16] convolved by windows of 3, 2 elements apart, which span 5, in
@@ -1452,14 +1484,25 @@ TEST(Onnx, SymbolsAreSetByName) {
   Parts parts = SmallMlp();
   parts.inputs = {InputOf("x", 1, {"n", "features"})};
   EXPECT_THAT(ErrorOf(parts),
-              HasSubstr("input 'x': dimension 'features': is open: needs "
-                        "--set model.features=N"));
+              EndsWith("input 'x': dimension 'features': is open: needs "
+                       "--set model.features=N"));
   ImportOptions options = Options(4);
   options.overrides["features"] = Json("6");
   EXPECT_EQ(ErrorOf(parts, options), "");
   options.overrides["feature"] = options.overrides["features"];
   EXPECT_THAT(ErrorOf(parts, options),
               HasSubstr("'feature'; did you mean 'features'?"));
+}
+
+TEST(Onnx, DimensionsThatNothingSetsNeedASizeInTheFile) {
+  Parts parts = SmallMlp();
+  parts.inputs = {InputOf("x", 1, {"n", "a=b"})};
+  EXPECT_THAT(ErrorOf(parts),
+              EndsWith("input 'x': dimension 'a=b': is open: needs a size in "
+                       "the file: --set cannot name what has a '='"));
+  parts.inputs = {InputOf("x", 1, {"n", "0"})};
+  EXPECT_THAT(ErrorOf(parts), EndsWith("input 'x': dimension 1: is open: needs "
+                                       "a size in the file"));
 }
 
 TEST(Onnx, FixedBatchesMustAgree) {
@@ -1477,6 +1520,12 @@ TEST(Onnx, TheOutputIsChosen) {
   options.overrides["output"] = Json("\"logit\"");
   EXPECT_THAT(ErrorOf(SmallMlp(), options),
               HasSubstr("unknown output 'logit'; did you mean 'logits'?"));
+  options.overrides["output"] = Json("16");
+  EXPECT_THAT(ErrorOf(SmallMlp(), options), HasSubstr("unknown output '16'"));
+  Parts parts = SmallMlp();
+  parts.output = "";
+  EXPECT_THAT(ErrorOf(parts), EndsWith(".onnx: has no outputs: expected one, "
+                                       "which the loss is of"));
 }
 
 TEST(Onnx, TheLossIsChosen) {
@@ -1494,6 +1543,8 @@ TEST(Onnx, TheLossIsChosen) {
   options.overrides["loss"] = Json("\"squared_error\"");
   EXPECT_THAT(ErrorOf(SmallMlp(), options),
               HasSubstr("unknown loss 'squared_error'"));
+  options.overrides["loss"] = Json("16");
+  EXPECT_THAT(ErrorOf(SmallMlp(), options), HasSubstr("unknown loss '16'"));
 }
 
 // Never a crash, and where the file still is one, a graph without flaws.

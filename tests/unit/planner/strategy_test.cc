@@ -668,6 +668,9 @@ TEST(PlanFromStrategy, UnlikeDevicesGetWorkByTheirSpeed) {
   const Plan plan = make("mbs=16,balance=speed");
   const double fast = SpeedOf(cluster, DeviceId(0), DType::kFloat16);
   const double slow = SpeedOf(cluster, DeviceId(2), DType::kFloat16);
+  Cluster straggling = cluster;
+  straggling.device_types[0].slowness = 2;
+  EXPECT_DOUBLE_EQ(SpeedOf(straggling, DeviceId(0), DType::kFloat16), fast / 2);
   int best = 1;
   const auto longest = [&](int share) {
     return std::max(share / fast, (32 - share) / slow);

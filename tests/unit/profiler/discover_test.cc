@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 
 #include "costmodel/link/router.h"
@@ -193,6 +194,42 @@ TEST(DiscoverTest, LinksAreScaledFromTheNearestPreset) {
   EXPECT_DOUBLE_EQ(cluster.host->device_link.value, 12.6e9 / 4);
 }
 
+// A figure has one row: what the tables have is not scaled from another.
+TEST(DiscoverTest, LinksOfTheTablesAreTheirs) {
+  const auto types = [](int generation, const FoundNic& nic) {
+    Machine machine;
+    machine.host = "box";
+    machine.memory = {int64_t{64} << 30};
+    FoundGpu gpu;
+    gpu.name = "NVIDIA A100-SXM4-40GB";
+    gpu.memory = {int64_t{40} << 30};
+    gpu.place.root = "pci0000:00";
+    gpu.place.path = {{"0000:01:00.0", generation, 16}};
+    gpu.peer_links = {0};
+    machine.gpus = {gpu};
+    machine.nics = {nic};
+    const Machine machines[] = {machine, machine};
+    const Cluster cluster = ClusterOfMachines(machines, SomeSpeed()).value();
+    std::map<std::string, LinkType> types;
+    for (const LinkType& type : cluster.link_types) types[type.name] = type;
+    return types;
+  };
+  const FoundNic ethernet = {"eth0", false, false, 10, {}};
+  for (int generation = 3; generation <= 6; ++generation) {
+    const std::string name = "pcie" + std::to_string(generation) + "-x16";
+    EXPECT_EQ(types(generation, ethernet).at(name), LinkTypeNamed(name));
+  }
+  // Twice the last row.
+  EXPECT_DOUBLE_EQ(types(7, ethernet).at("pcie7-x16").bandwidth.value,
+                   2 * LinkTypeNamed("pcie6-x16").bandwidth.value);
+  EXPECT_EQ(types(5, ethernet).at("ethernet-10g"),
+            LinkTypeNamed("ethernet-10g"));
+  const FoundNic roce = {"mlx5_0", true, false, 200, {}};
+  EXPECT_EQ(types(5, roce).at("roce-200g"), LinkTypeNamed("roce-200g"));
+  const FoundNic efa = {"rdmap0", true, false, 400, {}};
+  EXPECT_EQ(types(5, efa).at("efa-400g"), LinkTypeNamed("efa-400g"));
+}
+
 TEST(DiscoverTest, SaysWhatItCannotDo) {
   Machine machine = DgxA100();
   machine.gpus[3].name = "NVIDIA Z1";
@@ -346,8 +383,37 @@ TEST_F(SysTest, ReadsProcessorsMemoryAndCards) {
   EXPECT_EQ(machine.nics[2].place.near_cpus, "0-1");
 }
 
+// Texts as Linux has them: of an EPYC, of Graviton 2 (which is started by ACPI
+// and has no device tree), and of a Raspberry Pi 4.
+TEST(ProcessorName, IsWhatTheSystemSays) {
+  EXPECT_EQ(ProcessorName("processor\t: 0\nmodel\t\t: 17\n"
+                          "model name\t: AMD EPYC 9654 96-Core Processor\n",
+                          ""),
+            "AMD EPYC 9654 96-Core Processor");
+  const std::string arm =
+      "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd\n"
+      "CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x3\n"
+      "CPU part\t: 0xd0c\nCPU revision\t: 1\n";
+  EXPECT_EQ(ProcessorName(arm, ""), "CPU implementer 0x41, part 0xd0c");
+  EXPECT_EQ(
+      ProcessorName(arm, std::string("Raspberry Pi 4 Model B Rev 1.4\0", 31)),
+      "Raspberry Pi 4 Model B Rev 1.4");
+  EXPECT_EQ(ProcessorName("", ""), "unknown processor");
+  EXPECT_EQ(ProcessorName("processor\t: 0\nisa\t: rv64imafdc\n", ""),
+            "unknown processor");
+}
+
+TEST_F(SysTest, AnArmMachineHasItsDeviceTreesName) {
+  Write("proc/cpuinfo", "CPU implementer\t: 0x41\nCPU part\t: 0xd0c");
+  EXPECT_EQ(ReadMachine(root_).cpu, "CPU implementer 0x41, part 0xd0c");
+  // The zero is behind it, and a line's end that Write adds.
+  Write("proc/device-tree/model", std::string("A board\0", 8));
+  EXPECT_EQ(ReadMachine(root_).cpu, "A board");
+}
+
 TEST_F(SysTest, AnEmptySystemIsNoError) {
   const Machine machine = ReadMachine(root_);
+  EXPECT_EQ(machine.cpu, "unknown processor");
   EXPECT_THAT(machine.nics, IsEmpty());
   EXPECT_EQ(machine.memory.value, 0);
 }

@@ -28,11 +28,11 @@ Cluster LocalCpu(int ranks) {
   return MakeCluster("local-cpu:" + std::to_string(ranks)).value();
 }
 
-Graph TinyGraph() {
+Graph TinyGraph(DType dtype = DType::kFloat32) {
   ImportOptions options;
   options.global_batch = 4;
   options.seq_len = 8;
-  options.dtype = DType::kFloat32;
+  options.dtype = dtype;
   return Differentiate(
              ImportModel(ExamplePath("models/gpt2-tiny"), options).value())
       .value();
@@ -216,6 +216,34 @@ TEST(ProfileTest, PricesFusedKernels) {
     if (tasks.tasks[t].kernel != "gelu") continue;
     EXPECT_EQ(costs[t].duration, Duration{});
   }
+}
+
+// The rounding of parameters is timed as a training with it runs it.
+TEST(ProfileTest, PricesRoundingAtRandom) {
+  const Graph graph = TinyGraph(DType::kBFloat16);
+  const Cluster cluster = LocalCpu(1);
+  const Plan plan = PlanOf(graph, cluster, "mbs=4");
+  TrainingOptions training;
+  training.stochastic_rounding = true;
+  ProfileCases cases;
+  AddLadder(cluster, cases);
+  AddCases(graph, cluster, {&plan, 1}, training, cases);
+  std::erase_if(cases.kernels, [](const auto& kernel) {
+    return kernel.first.name != "stochastic_cast";
+  });
+  EXPECT_FALSE(cases.kernels.empty());
+  const ProfileDb profile = ProfileOnThreads(cases, 1, Quick()).profile;
+
+  const Pricer pricer(graph, cluster, &profile, PricerOptionsOf(training));
+  const TaskGraph tasks = Lower(graph, cluster, plan, training);
+  const std::vector<TaskCost> costs = PriceTasks(pricer, tasks);
+  int roundings = 0;
+  for (size_t t = 0; t < costs.size(); ++t) {
+    if (tasks.tasks[t].kernel != "stochastic_cast") continue;
+    ++roundings;
+    EXPECT_EQ(costs[t].source, CostSource::kMeasured);
+  }
+  EXPECT_GT(roundings, 0);
 }
 
 TEST(ProfileTest, LeavesOutWhatThereIsNoTimeFor) {

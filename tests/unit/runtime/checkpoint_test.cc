@@ -552,10 +552,9 @@ TEST_F(Checkpoint, ReportsEveryRank) {
 TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
   const TaskGraph tasks = Tasks(2, "dp=2");
   Graph other_epsilon = graph_;
-  const auto norm =
-      std::ranges::find_if(other_epsilon.nodes, [](const Node& node) {
-        return node.op->name == "layer_norm";
-      });
+  const auto norm = std::ranges::find_if(
+      other_epsilon.nodes,
+      [](const Node& node) { return node.op->name == "layer_norm"; });
   ASSERT_NE(norm, other_epsilon.nodes.end());
   ASSERT_FALSE(norm->attributes.empty());
   norm->attributes[0].value *= 2;
@@ -564,20 +563,27 @@ TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
     std::function<void(TrainingJob&)> change;
   };
   const std::vector<Case> cases = {
-      {"seed", [](TrainingJob& job) { job.seed = 7; }},
-      {"number of steps", [](TrainingJob& job) { job.steps = 2; }},
-      {"optimizer", [](TrainingJob& job) { job.options.clip = 2; }},
-      {"optimizer",
+      {"seed (--seed)", [](TrainingJob& job) { job.seed = 7; }},
+      {"number of steps (--steps)", [](TrainingJob& job) { job.steps = 2; }},
+      {"optimizer (--optimizer)",
+       [](TrainingJob& job) { job.options.optimizer = "sgd"; }},
+      {"clipping or weight decay (--clip, --weight-decay)",
+       [](TrainingJob& job) { job.options.clip = 2; }},
+      {"rounding (--stochastic-rounding)",
        [](TrainingJob& job) { job.options.stochastic_rounding = true; }},
       {"model or plan", [&](TrainingJob& job) { job.graph = &other_epsilon; }},
-      {"learning rate",
+      {"learning rate (--lr, --warmup, --decay, --min-lr, --decay-steps)",
        [](TrainingJob& job) { job.learning_rate->warmup = 3; }},
-      {"learning rate",
+      {"learning rate (--lr, --warmup, --decay, --min-lr, --decay-steps)",
        [](TrainingJob& job) { job.learning_rate->decay = &Decays()[1]; }},
-      {"data", [](TrainingJob& job) { job.data = 1; }},
-      {"validation", [](TrainingJob& job) { job.validation.every = 1; }},
+      {"data (--data, --end-of-text, --mask-token)",
+       [](TrainingJob& job) { job.data = 1; }},
+      {"validation (--validate-every, --validate-batches)",
+       [](TrainingJob& job) { job.validation.every = 1; }},
       {"interval or file of checkpoints (--save, --save-every)",
        [](TrainingJob& job) { job.save_every = 1; }},
+      {"export (--export, --export-shard)",
+       [](TrainingJob& job) { job.export_folder = "x"; }},
       {"start (--load)", [](TrainingJob& job) { job.load_path = "x"; }},
   };
   for (const Case& test : cases) {

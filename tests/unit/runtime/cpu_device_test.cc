@@ -95,6 +95,9 @@ TEST(CpuDevice, StridedCopyPicksColumns) {
   device.Copy(to, from + 1, copy);
   const int32_t expected[6] = {1, 2, 11, 12, 21, 22};
   for (int i = 0; i < 6; ++i) EXPECT_EQ(to[i], expected[i]) << i;
+  // A grid without a point is no copy.
+  copy.extents[0] = 0;
+  EXPECT_DEATH(device.Copy(to, from, copy), "check failed");
 }
 
 }  // namespace

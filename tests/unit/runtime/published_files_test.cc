@@ -13,7 +13,7 @@
 #include <map>
 #include <string>
 
-#include "planner/io/file.h"
+#include "planner/base/file.h"
 #include "runtime/float16.h"
 #include "tests/support/tiny_training.h"
 

@@ -7,9 +7,12 @@
 #include <cmath>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "costmodel/simulate/simulator.h"
 #include "costmodel/whatif/jitter.h"
 #include "costmodel/whatif/sensitivity.h"
 #include "planner/io/cluster_io.h"
+#include "planner/io/importer.h"
+#include "planner/lower/lower.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_path.h"
@@ -97,6 +100,91 @@ TEST(Degraded, TheSlowestOfAGroupCounts) {
   const Planned every = PlannedFor(scenario);
   EXPECT_DOUBLE_EQ(SecondsOf(every.made, every.made.cluster, every.plan),
                    slower);
+}
+
+// Times of all tasks of the case that a profile can have, none as the model has
+// it: of every `each`-th kind, in the order of the keys.
+ProfileDb ProfileOf(const Planned& p, size_t each) {
+  const TaskGraph tasks = Lower(*p.made.graph, p.made.cluster, p.plan, {});
+  const Pricer pricer(*p.made.graph, p.made.cluster, nullptr);
+  ProfileDb all;
+  for (const ProfileKey& key : ProfileKeysOf(pricer, tasks)) {
+    all.rows[key] = {.median_s = 1e-3, .samples = 9};
+  }
+  ProfileDb profile;
+  size_t number = 0;
+  for (const auto& row : all.rows) {
+    if (number++ % each == 0) profile.rows.insert(row);
+  }
+  return profile;
+}
+
+Evaluation EvaluatedOn(const Planned& p, const ProfileDb& profile) {
+  return Evaluator(*p.made.graph, p.made.cluster, &profile, {})
+      .Evaluate(p.plan);
+}
+
+// A device alone: each of its kernels takes twice as long, wherever the time
+// comes from, and it comes from where it did.
+TEST(Degraded, WhatWasMeasuredTakesAsManyTimesAsLong) {
+  for (const char* cluster : {"local-cpu:1", "dgx-h100:1x1"}) {
+    Scenario scenario = Of("gpt2-tiny", cluster, 8, 32, "mbs=4");
+    const Planned usual = PlannedFor(scenario);
+    scenario.slow = {{"node0", "2x"}};
+    const Planned slow = PlannedFor(scenario);
+    for (const size_t each : {1, 2, 1000}) {
+      const ProfileDb profile = ProfileOf(usual, each);
+      const Evaluation before = EvaluatedOn(usual, profile);
+      const Evaluation after = EvaluatedOn(slow, profile);
+      EXPECT_NEAR(after.step_time.seconds() / before.step_time.seconds(), 2,
+                  1e-6)
+          << cluster << " " << each;
+      EXPECT_NEAR(after.sources.measured, before.sources.measured, 1e-6);
+      EXPECT_NEAR(after.sources.interpolated, before.sources.interpolated,
+                  1e-6);
+      if (each == 1) {
+        EXPECT_EQ(after.sources.measured, 1);
+      } else if (each == 1000) {
+        EXPECT_LT(after.sources.measured, 0.9);
+      }
+    }
+  }
+}
+
+// Of two hosts one NIC: what was measured of their collectives takes longer the
+// slower it is, and nothing else does.
+TEST(Degraded, MeasuredCollectivesWaitForSlowLinks) {
+  Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:2x1", 8, 32, "mbs=4");
+  const ProfileDb profile = ProfileOf(PlannedFor(scenario), 1);
+  const auto step = [&](const std::string& part, const std::string& factor) {
+    scenario.slow = {{part, factor}};
+    const Evaluation evaluation = EvaluatedOn(PlannedFor(scenario), profile);
+    EXPECT_EQ(evaluation.sources.measured, 1) << part << factor;
+    return evaluation.step_time;
+  };
+  scenario.slow = {};
+  Duration last = EvaluatedOn(PlannedFor(scenario), profile).step_time;
+  EXPECT_EQ(step("node1.nic0", "1x"), last);
+  for (const char* factor : {"2x", "10x", "1000x"}) {
+    const Duration now = step("node1.nic0", factor);
+    EXPECT_GT(now, last) << factor;
+    last = now;
+  }
+}
+
+// Around the step as it was measured, not as it is modelled.
+TEST(Jitter, KeepsWhatWasMeasured) {
+  const Planned p = PlannedFor(Of("gpt2-tiny", "local-cpu:4", 8, 32, "pp=2"));
+  const ProfileDb profile = ProfileOf(p, 1);
+  const double measured = EvaluatedOn(p, profile).step_time.seconds();
+  ASSERT_GT(measured, 2 * SecondsOf(p.made, p.made.cluster, p.plan));
+  PredictOptions predict;
+  predict.profile = &profile;
+  const Jitter still = JitterOf(p.made, p.plan, predict, {1e-9, 5, 1});
+  EXPECT_NEAR(still.p50, measured, 1e-6 * measured);
+  const Jitter shaken = JitterOf(p.made, p.plan, predict, {0.05, 20, 1});
+  EXPECT_GT(shaken.p50, measured);
+  EXPECT_LT(shaken.p95, 1.15 * measured);
 }
 
 TEST(Jitter, IsSeededAndGrowsWithSigma) {
@@ -227,13 +315,13 @@ TEST(Prediction, TimeBesidesTheStepWithoutSomeFigures) {
     const Planned p = PlannedFor(scenario);
     return Predict(p.made, p.plan, options);
   };
-  // 8 bytes of each of 64 * 32 tokens at 1 MB/s are 16.384 ms; a step waits for
+  // 4 bytes of each of 64 * 32 tokens at 1 MB/s are 8.192 ms; a step waits for
   // what it does not hide.
   const Prediction stalls = predicted();
   const double step = stalls.evaluation.step_time.seconds();
-  ASSERT_LT(step, 16.384e-3);
-  EXPECT_NEAR(stalls.goodput.stall, 16.384e-3 - step, 1e-12);
-  EXPECT_NEAR(stalls.run->days, 16.384e-3 / 86400, 1e-15);
+  ASSERT_LT(step, 8.192e-3);
+  EXPECT_NEAR(stalls.goodput.stall, 8.192e-3 - step, 1e-12);
+  EXPECT_NEAR(stalls.run->days, 8.192e-3 / 86400, 1e-15);
   scenario.settings = {{"host.storage", "0B"},
                        {"host.storage_read", "0B/s"},
                        {"host.storage_write", "0B/s"},
@@ -244,6 +332,23 @@ TEST(Prediction, TimeBesidesTheStepWithoutSomeFigures) {
   options.run.restart = 0;
   EXPECT_NEAR(restarted / predicted().goodput.seconds_per_step, std::exp(1.0),
               1e-9);
+}
+
+// As runtime/data stores them: of an image a byte for each of 3 * 224 * 224
+// pixels and its label, of a patch the same without the first, of zeros; of a
+// click 4 bytes for its label, its numbers and its ids; of a token 4 bytes.
+TEST(Prediction, DataAsFilesHaveIt) {
+  const auto bytes = [](const std::string& model, int64_t seq) {
+    ImportOptions import;
+    import.global_batch = 6;
+    import.seq_len = seq;
+    return DataBytes(*ImportModel(model, import)) / 6;
+  };
+  EXPECT_DOUBLE_EQ(bytes("zoo:resnet-50", 0), 1 + 3 * 224 * 224);
+  EXPECT_DOUBLE_EQ(bytes("zoo:vit-base-patch16-224", 0), 1 + 3 * 224 * 224);
+  EXPECT_DOUBLE_EQ(bytes("zoo:dlrm", 0), 4 * (1 + 13 + 26));
+  EXPECT_DOUBLE_EQ(bytes("zoo:gpt2", 128), 4 * 128);
+  EXPECT_DOUBLE_EQ(bytes("zoo:bert-base", 128), 4 * 128);
 }
 
 TEST(Scaling, EfficiencyFallsAndTheKneeIsBetween) {
@@ -305,6 +410,20 @@ TEST(Scaling, WhatDoesNotRunIsNoLossOfEfficiency) {
   EXPECT_EQ(ranks->devices, 8);
 }
 
+// Twice so many nodes there cannot be.
+TEST(Scaling, EndsBeforeTheMostNodesThereCanBe) {
+  GridOptions options;
+  options.predict.fast = true;
+  options.predict.sensitivity = false;
+  ModelCache models;
+  const auto scaling =
+      ScalingOf(Of("gpt2-tiny", "dgx-a100-80gb:33000x1", 33000, 32, "mbs=1"),
+                {.efficiency = 1e-9, .most_devices = 1 << 30}, options, models);
+  ASSERT_TRUE(scaling) << scaling.error().ToString();
+  EXPECT_EQ(scaling->devices, 33000);
+  EXPECT_TRUE(scaling->most);
+}
+
 // A file's nodes are copied: on one switch that is what the preset has.
 TEST(Scaling, AFileGrowsLikeItsPreset) {
   const std::string path = TempPath("scaling.txtpb");
@@ -355,6 +474,9 @@ TEST(Cheapest, TheLeastMoneyWithinTheDays) {
   const auto unknown =
       CheapestOf(scenario, {"dgx-h1000:2"}, 0, options, models);
   EXPECT_FALSE(unknown.has_value());
+  options.predict.run.tokens = 0;
+  EXPECT_DEATH((void)CheapestOf(scenario, clusters, 0, options, models),
+               "nothing to pay for");
 }
 
 }  // namespace

@@ -200,6 +200,18 @@ TEST(Scenario, FabricByClassInBitsOrBytesOrTimes) {
   EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("no such links")));
 }
 
+// PCIe within hosts and NICs of the same rate share a type until one changes.
+TEST(Scenario, PartedLinkTypesAreNamedAfterTheirClass) {
+  for (const LinkClassRow& row : LinkClasses()) {
+    Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
+    for (Link& link : cluster.links) link.type = 0;
+    ASSERT_TRUE(ScaleLinks(row.link_class, 2, 1, cluster)) << row.name;
+    const std::string name(row.name.substr(std::string("fabric.").size()));
+    EXPECT_EQ(cluster.link_types.back().name,
+              cluster.link_types[0].name + "-" + name);
+  }
+}
+
 TEST(Scenario, WrongSettingsAreErrors) {
   EXPECT_THAT(ErrorOf({{"device.memroy", "1GB"}}),
               HasSubstr("did you mean 'device.memory'?"));
@@ -221,11 +233,34 @@ TEST(Scenario, WrongSettingsAreErrors) {
   // The field that is wrong, where it is not the path itself.
   EXPECT_THAT(ErrorOf({{"device.bandwidth", "0x"}}),
               HasSubstr("device_types[0].memory_bandwidth_bytes_per_second"));
+  EXPECT_THAT(ErrorOf({{"device.flops", "1e300x"}}),
+              AllOf(HasSubstr("device.flops: device_types[0].peak_fp64_flops_"
+                              "per_second: must be 0 or in [1e+09, 1e+21], is"),
+                    HasSubstr("more problems")));
+  EXPECT_THAT(ErrorOf({{"fabric.inter.bandwidth", "1e-12x"}}),
+              AllOf(HasSubstr("fabric.inter.bandwidth: link_types["),
+                    HasSubstr("].bandwidth_bytes_per_second: must be at least "
+                              "1e+06, is ")));
+  // A collective's start grows with the latency.
+  EXPECT_THAT(ErrorOf({{"fabric.intra.latency", "1s"}}),
+              AllOf(HasSubstr("fabric.intra.latency: link_types["),
+                    HasSubstr("].start_seconds: must be at most 1, is ")));
+  EXPECT_THAT(ErrorOf({{"fabric.inter.latency", "1e306s"}}),
+              HasSubstr("fabric.inter.latency: '1e306s' is out of range"));
   Scenario slow = Tiny();
   slow.slow = {{"device3", "1e300x"}};
   ModelCache models;
   EXPECT_THAT(MakeCase(slow, models).error().message,
               HasSubstr("at most 1000x"));
+  slow.slow = {{"device3", "1e-300x"}};
+  EXPECT_THAT(MakeCase(slow, models).error().ToString(),
+              HasSubstr("device3: device_types[1].slowness: must be in [0.001, "
+                        "1e+06], is 1e-300"));
+  slow.slow = {{"node1.nic0", "1000x"}};
+  slow.settings = {{"fabric.inter.bandwidth", "1MB/s"}};
+  EXPECT_THAT(MakeCase(slow, models).error().ToString(),
+              AllOf(HasSubstr("node1.nic0: link_types["),
+                    HasSubstr("must be at least 1e+06, is 1000")));
   EXPECT_THAT(ParseAxis("nodes=2,4,2").error().message,
               HasSubstr("given twice"));
   EXPECT_THAT(ParseAxis("cluster=dgx-h100,dgx-h100").error().message,

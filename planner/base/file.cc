@@ -1,4 +1,4 @@
-#include "planner/io/file.h"
+#include "planner/base/file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -108,6 +108,15 @@ Result<std::string> ReadFile(const std::string& path) {
     }
     bytes.append(buffer, static_cast<size_t>(count));
   }
+}
+
+bool IsRegularFile(const std::string& path) {
+  struct stat status;
+  return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+}
+
+void DropByteOrderMark(std::string& text) {
+  if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
 }
 
 Result<void> WriteFileAtomically(const std::string& path,

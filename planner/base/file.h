@@ -13,6 +13,12 @@ namespace tessera {
 // kUnavailable when it cannot be read; `where` is the path.
 Result<std::string> ReadFile(const std::string& path);
 
+// Whether it can be read again: not a pipe or a device.
+bool IsRegularFile(const std::string& path);
+
+// Takes the byte order mark that editors put in front of UTF-8 away.
+void DropByteOrderMark(std::string& text);
+
 // Makes `bytes` the contents of the file at `path`: writes a new file beside
 // it, flushes that to the disk and renames it over `path`. When any step fails
 // (full disk, no permission) the new file is removed, `path` is as it was, and
