@@ -102,7 +102,7 @@ std::span<const BaselineRow> BaselineRows() {
           "ZeRO-3",
           "data parallelism over all devices, optimizer state, gradients "
           "and parameters cut",
-          ZeroDataParallel<3>},
+          ZeroDataParallel<3>, /*always=*/false, /*frugal=*/true},
       BaselineRow{"Hybrid ZeRO",
                   "ZeRO-3 within nodes, replicas across (Zhao et al. 2023)",
                   Hybrid},
@@ -149,6 +149,30 @@ std::optional<Candidate> BestOf(const BaselineRow& row,
   return best;
 }
 
+// The first choice of a row that fits, else the last that is valid: of each
+// list all samples at once, where they are no sequences, then the smallest
+// microbatch.
+std::optional<Strategy> UnboundedChoice(const BaselineRow& row,
+                                        const SearchSpace& space,
+                                        const Objective& objective) {
+  std::optional<Strategy> valid;
+  for (const std::vector<Strategy>& list : row.choices(space)) {
+    if (list.empty()) continue;
+    std::vector<Strategy> tried = {list.front()};
+    if (space.index.graph->seq_len <= 1) {
+      tried.insert(tried.begin(), list.back());
+    }
+    for (const Strategy& strategy : tried) {
+      const auto score =
+          objective.EvaluateUniform(space.index, *space.cluster, strategy);
+      if (!score) continue;
+      valid = strategy;
+      if (score->feasible) return valid;
+    }
+  }
+  return valid;
+}
+
 }  // namespace
 
 std::vector<Baseline> Baselines(const SearchSpace& space,
@@ -169,22 +193,13 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
   }
   // The bounds by which a row is swept take as long as prices in a graph of
   // thousands of unlike operators. Where they left no time, rows are priced
-  // without, with all samples at once where they are no sequences, and else
-  // the smallest microbatch, until one fits.
-  for (size_t r = of_row.size(); r-- > 0 && !any_fits();) {
-    const BaselineRow& row = BaselineRows()[r];
-    const auto lists = row.choices(space);
-    if (of_row[r] || lists.empty() || lists.front().empty()) continue;
-    const std::vector<Strategy>& sizes = lists.front();
-    std::vector<Strategy> tried = {sizes.front()};
-    if (space.index.graph->seq_len <= 1)
-      tried.insert(tried.begin(), sizes.back());
-    for (const Strategy& strategy : tried) {
-      const auto score =
-          objective.EvaluateUniform(space.index, *space.cluster, strategy);
-      if (!score) continue;
-      of_row[r] = BaselineOf(space, objective, row, strategy);
-      if (score->feasible) break;
+  // without until one fits.
+  for (const bool frugal : {true, false}) {
+    for (size_t r = of_row.size(); r-- > 0 && !any_fits();) {
+      const BaselineRow& row = BaselineRows()[r];
+      if (of_row[r] || row.frugal != frugal) continue;
+      const auto choice = UnboundedChoice(row, space, objective);
+      if (choice) of_row[r] = BaselineOf(space, objective, row, *choice);
     }
   }
   std::vector<Baseline> baselines;

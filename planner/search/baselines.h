@@ -31,6 +31,8 @@ struct BaselineRow {
   // Priced whatever the time, where it may fit: what all others are compared
   // with.
   bool always = false;
+  // It needs least memory.
+  bool frugal = false;
 };
 
 // "DataParallel", "DDP", "ZeRO-1" to "ZeRO-3", "Hybrid ZeRO" and "Megatron".

@@ -328,7 +328,8 @@ class StartFinder {
   }
   SweepResult SweepOf(const std::vector<Strategy>& strategies, size_t count) {
     return Sweep(space_, allowed_, strategies, count, threads_,
-                 After(kStartEnd), [this] { return clock_.Past(kBoundsEnd); });
+                 After(kStartEnd),
+                 [this] { return clock_.StoppedOrPast(kBoundsEnd); });
   }
   Plan PlanOf(const Strategy& strategy) const {
     return PlanFromStrategy(space_.index, *space_.cluster, strategy).value();

@@ -35,6 +35,7 @@ SweepResult Sweep(const SearchSpace& space, const Objective& objective,
                   int threads, const std::function<bool()>& stop,
                   const std::function<bool()>& stop_bounding) {
   const auto stopped = [&] { return stop && stop(); };
+  const auto late = [&] { return stop_bounding && stop_bounding(); };
   // Small microbatches first: what fits, if anything does, is among them.
   std::vector<size_t> order(strategies.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -44,12 +45,13 @@ SweepResult Sweep(const SearchSpace& space, const Objective& objective,
   std::vector<Scored> waiting;  // a heap by bound, the best on top
   std::atomic<size_t> next = 0;
   OnThreads(threads, [&] {
-    while (!stopped() && !(stop_bounding && stop_bounding())) {
+    while (!stopped() && !late()) {
       const size_t begin = next.fetch_add(kSlice);
       if (begin >= strategies.size()) return;
       std::vector<Scored> bounds;
-      for (size_t o = begin; o < std::min(begin + kSlice, strategies.size());
-           ++o) {
+      // The first bound of some degrees takes as long as a price.
+      for (size_t o = begin;
+           o < std::min(begin + kSlice, strategies.size()) && !late(); ++o) {
         const size_t i = order[o];
         bounds.push_back(
             {objective.BoundUniform(space.index, strategies[i], Bound::kLoose),
