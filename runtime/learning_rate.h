@@ -26,7 +26,7 @@ struct LearningRate {
   double peak = 0;
   double least = 0;    // where the decay ends
   int64_t warmup = 0;  // steps
-  int64_t steps = 0;   // of warm-up and decay; least from then on
+  int64_t steps = 0;   // of warm-up and decay; factor(1) from then on
 };
 
 // peak (step + 1) / warmup while step < warmup, then

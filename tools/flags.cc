@@ -367,7 +367,7 @@ std::span<const Flag> Flags() {
        SetText<&Options::decay>},
       {"--min-lr", "X",
        "where the decay goes to: the learning rate that the step behind its "
-       "last one would have (default: 0)",
+       "last one would have, by cosine or linear (default: 0)",
        SetLeastLearningRate},
       {"--decay-steps", "N",
        "step of training at which the decay ends (default: the last of this "
@@ -456,8 +456,9 @@ std::span<const Flag> Flags() {
        "given several times",
        AddText<&Options::slow>, true},
       {"--replan", "",
-       "compare the best plan of each cell: uniform strategies, then with "
-       "--proposals a search",
+       "compare the best plan of each cell: of those that a search starts "
+       "from, "
+       "or with --proposals what it finds",
        SetTrue<&Options::replan>},
       {"--fast", "",
        "step times of the evaluator: no breakdown, no time lost on shared "

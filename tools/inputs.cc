@@ -57,6 +57,7 @@ Result<Settings> ReadSettings(const Options& options) {
   constexpr std::string_view kModel = "model.";
   Settings settings;
   std::set<std::string> seen;
+  if (!options.collective.empty()) seen.insert("collective");
   for (const std::string& text : options.set) {
     auto setting = ParseSetting(text);
     if (!setting) return setting.error().At("--set");
@@ -256,10 +257,14 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
     if (!stack) return stack.error().At("--stack");
     inputs.cluster.stack = *std::move(stack);
   }
+  TESSERA_TRY(const Settings settings, ReadSettings(options));
   if (!options.collective.empty()) {
     inputs.cluster.collective = options.collective;
   }
-  TESSERA_TRY(const Settings settings, ReadSettings(options));
+  if (auto choice = ParseCollectiveChoice(inputs.cluster.collective); !choice) {
+    return choice.error().At(options.collective.empty() ? "cluster.collective"
+                                                        : "--collective");
+  }
   if (!settings.cluster.empty()) {
     if (inputs.cluster.devices.empty()) {
       return InvalidInput(
@@ -268,10 +273,6 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
     auto set =
         SetClusterFields(settings.cluster, inputs.cluster, inputs.warnings);
     if (!set) return set.error().At("--set");
-  }
-  if (auto choice = ParseCollectiveChoice(inputs.cluster.collective); !choice) {
-    return choice.error().At(options.collective.empty() ? "cluster.collective"
-                                                        : "--collective");
   }
   TESSERA_TRY(inputs.profile, ReadProfiles(options.profiles));
   WarnOfOtherDevices(inputs);

@@ -168,11 +168,13 @@ void WarnOfOtherRun(const Options& options, const Graph& graph,
         ": the run that wrote it had another batch, sequence length, type or "
         "model than this one");
   }
-  if (saved.stochastic_rounding && !options.training.stochastic_rounding) {
+  if (saved.stochastic_rounding != options.training.stochastic_rounding) {
+    const bool then = saved.stochastic_rounding;
     inputs.warnings.push_back(
-        options.load +
-        ": the run that wrote it rounded at random, which "
-        "this one does not (--stochastic-rounding)");
+        options.load + ": the run that wrote it rounded " +
+        (then ? "at random, which this one does not"
+              : "to the nearest, and this one rounds at random") +
+        " (--stochastic-rounding)");
   }
 }
 
@@ -184,7 +186,7 @@ void WarnOfDecayed(Job& job) {
       "the learning rate ends at step " + std::to_string(rate.steps) +
       " (--decay-steps), and this run begins behind step " +
       std::to_string(job.first_step) + ": it stays at " +
-      FormatNumber(rate.least));
+      FormatNumber(RateAt(rate, job.first_step)));
 }
 
 // Of a run on this host's cores whose predictions are of other devices.

@@ -127,8 +127,8 @@ Result<std::vector<Plan>> StartsOf(const Options& options,
                           "--resume");
     }
     // So that a job's command stays the same when the job starts anew.
-    if (std::error_code error;
-        !std::filesystem::exists(options.output, error)) {
+    std::error_code error;
+    if (!std::filesystem::exists(options.output, error) && !error) {
       inputs.warnings.push_back("--resume: there is no '" + options.output +
                                 "' yet: the search begins anew");
       return starts;

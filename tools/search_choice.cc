@@ -65,8 +65,7 @@ void Confirm(const Options& options, const Evaluator& evaluator,
   };
   const int threads = ThreadCount(options.threads);
   // By proposals the answer is the same on any number of threads.
-  const bool by_proposals =
-      options.proposals.value_or(0) > 0 && !options.time_limit_s;
+  const bool by_proposals = options.proposals && !options.time_limit_s;
   const size_t at_once = threads == 1 && !by_proposals ? 1 : kAtOnce;
   while (true) {
     std::vector<size_t> round;

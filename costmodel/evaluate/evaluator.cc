@@ -253,8 +253,8 @@ const Evaluator::Neighbours& Evaluator::NeighboursFor(int prefetch) const {
 }
 
 template <typename T, typename Make>
-T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key,
-                      Make make) {
+T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key, Make make,
+                      size_t weight) {
   {
     std::shared_lock lock(memo.mutex);
     if (auto it = memo.entries.find(key); it != memo.entries.end()) {
@@ -265,8 +265,13 @@ T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key,
   // so that what a key names has one number.
   T made = make();
   std::unique_lock lock(memo.mutex);
-  if (memo.entries.size() >= limit) memo.entries.clear();
-  return memo.entries.try_emplace(key, std::move(made)).first->second;
+  if (memo.weight + weight > limit) {
+    memo.entries.clear();
+    memo.weight = 0;
+  }
+  const auto [entry, is_new] = memo.entries.try_emplace(key, std::move(made));
+  if (is_new) memo.weight += weight;
+  return entry->second;
 }
 
 // A number for what the plan decides in a block.
@@ -634,15 +639,15 @@ Evaluator::NumberedStage Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
     key.push_back(wiring << 32 | blocks[b]->number);
     key.push_back(behind_first << 32 | stage.chunks[i]);
   }
-  const size_t most = kMaxBlocksOfStages / stage.blocks.size();
-  return Remember(stages_, std::max<size_t>(most, 1), key, [&] {
+  const auto make = [&] {
     std::vector<StageMember> members;
     for (size_t i = 0; i < stage.blocks.size(); ++i) {
       const auto b = static_cast<size_t>(stage.blocks[i]);
       members.push_back({&blocks[b]->priced, &all[b], stage.chunks[i]});
     }
     return NumberedStage{numbers_++, MakeStage(members, splits, microbatches)};
-  });
+  };
+  return Remember(stages_, kMaxBlocksOfStages, key, make, stage.blocks.size());
 }
 
 // Of stage `number` of the plan.

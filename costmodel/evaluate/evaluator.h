@@ -110,11 +110,13 @@ class Evaluator : public Objective {
   int64_t blocks_lowered() const { return blocks_lowered_; }
 
  private:
-  // Values under exact keys, emptied when full. Thread-safe.
+  // Values under exact keys, emptied where their weights would exceed a limit.
+  // Thread-safe.
   template <typename T>
   struct Memo {
     mutable std::shared_mutex mutex;
     std::unordered_map<IntKey, T, IntKeyHash> entries;
+    size_t weight = 0;  // of all
   };
   struct Program {
     int number = -1;  // names it in the keys of blocks
@@ -143,7 +145,8 @@ class Evaluator : public Objective {
   };
 
   template <typename T, typename Make>
-  static T Remember(Memo<T>& memo, size_t limit, const IntKey& key, Make make);
+  static T Remember(Memo<T>& memo, size_t limit, const IntKey& key, Make make,
+                    size_t weight = 1);
 
   // The blocks of the graph, and who is around whom.
   struct Neighbours {

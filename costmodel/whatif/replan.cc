@@ -18,7 +18,6 @@ Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
   search.proposals = options.proposals;
   search.time_limit = 0;
   search.threads = 1;
-  search.chains = 4;
   search.share_links = !predict.fast && options.proposals > 0;
   search.stop = predict.watch.stop;
   search.progress = [&](const SearchProgress&) {

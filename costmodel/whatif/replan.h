@@ -13,10 +13,11 @@ struct ReplanOptions {
   uint64_t seed = 0;
 };
 
-// What `tessera search` finds with so many proposals: the fastest that fits,
-// else the one that lacks least. The case's own strategy is one more start. The
-// same case and options give the same plan. kInfeasible where no plan is valid.
-// Once predict.watch stops it is the best of what was compared.
+// What `tessera search --prefer fastest` finds with so many proposals, before
+// it confirms any: the fastest that fits, else the one that lacks least. The
+// case's own strategy is one more start. The same case and options give the
+// same plan. kInfeasible where no plan is valid. Once predict.watch stops it is
+// the best of what was compared.
 Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
                       const ReplanOptions& options);
 

@@ -14,8 +14,8 @@ namespace tessera {
 
 // An error whose `where` is "line:column" at the first place where `text` is
 // not strict JSON (RFC 8259) in UTF-8, has a number beyond those of 64 bits, or
-// an object has a key that is unknown to its
-// message type (google.protobuf.Struct knows every key) or occurs twice.
+// an object has a key that is unknown to its message type
+// (google.protobuf.Struct knows every key) or occurs twice.
 Result<void> CheckJson(std::string_view text,
                        const google::protobuf::Descriptor& type);
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "planner/base/indexed.h"
 
@@ -185,9 +186,14 @@ void CheckHost(const Host& host, Problems& problems) {
   problems.RequireBandwidth(host.memory_bandwidth, "host.memory_bandwidth");
   problems.RequireBandwidth(host.device_link, "host.device_link");
   problems.RequireBytes(host.storage, "host.storage");
-  if (host.storage == Bytes{}) return;
-  problems.RequireBandwidth(host.storage_read, "host.storage_read");
-  problems.RequireBandwidth(host.storage_write, "host.storage_write");
+  // Files are read and written where their room is not known, too.
+  for (const auto& [rate, where] :
+       {std::pair{host.storage_read, "host.storage_read"},
+        std::pair{host.storage_write, "host.storage_write"}}) {
+    if (host.storage > Bytes{} || rate.value != 0) {
+      problems.RequireBandwidth(rate, where);
+    }
+  }
 }
 
 void CheckDevices(const Cluster& cluster, Problems& problems) {

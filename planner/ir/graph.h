@@ -105,8 +105,8 @@ int64_t MatmulParameterCount(const Graph& graph);
 // Model FLOPs of one training step: 6 per matrix-product parameter and token
 // (active experts only, however many slots of theirs are computed),
 // plus 6*heads*(d_qk + d_v)*seq per token and attention; with `halve_causal`
-// only what masks leave of it: half, and less of windows. Narayanan et al. (SC'21), appendix, without
-// recomputation.
+// only what masks leave of it: half, and less of windows. Narayanan et al.
+// (SC'21), appendix, without recomputation.
 Flops ModelFlops(const Graph& graph, bool halve_causal = false);
 
 // What throughput counts of a model: "tokens", or "images", "patches" or

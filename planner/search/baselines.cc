@@ -177,7 +177,8 @@ std::optional<Strategy> UnboundedChoice(const BaselineRow& row,
 
 std::vector<Baseline> Baselines(const SearchSpace& space,
                                 const Objective& objective, int threads,
-                                const std::function<bool()>& stop) {
+                                const std::function<bool()>& stop,
+                                const std::function<bool()>& interrupted) {
   std::vector<std::optional<Baseline>> of_row(BaselineRows().size());
   const auto any_fits = [&] {
     return std::ranges::any_of(of_row, [](const auto& baseline) {
@@ -195,7 +196,7 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
   // thousands of unlike operators. Where they left no time, rows are priced
   // without until one fits.
   for (const bool frugal : {true, false}) {
-    for (size_t r = of_row.size(); r-- > 0 && !any_fits();) {
+    for (size_t r = of_row.size(); r-- > 0 && !any_fits() && !interrupted();) {
       const BaselineRow& row = BaselineRows()[r];
       if (of_row[r] || row.frugal != frugal) continue;
       const auto choice = UnboundedChoice(row, space, objective);

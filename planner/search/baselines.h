@@ -41,9 +41,11 @@ std::span<const BaselineRow> BaselineRows();
 // The choice of every row that has a valid plan, in their order; the last
 // list's best where none is feasible. Without those that are not priced yet
 // when `stop`, which may be empty, says so (called from any thread); where none
-// that fits is priced then, the smallest microbatches of some until one does.
+// that fits is priced then, the plainest choices of some until one does or
+// `interrupted` says so, too.
 std::vector<Baseline> Baselines(const SearchSpace& space,
                                 const Objective& objective, int threads,
-                                const std::function<bool()>& stop);
+                                const std::function<bool()>& stop,
+                                const std::function<bool()>& interrupted);
 
 }  // namespace tessera

@@ -350,7 +350,8 @@ class StartFinder {
 
   void AddBaselines() {
     starts_.all_baselines =
-        Baselines(space_, objective_, threads_, After(kBaselinesEnd));
+        Baselines(space_, objective_, threads_, After(kBaselinesEnd),
+                  [this] { return clock_.Stopped(); });
     const std::vector<Plan> giving =
         GivingPlans(space_, strategies_, After(kBaselinesEnd));
     for (const Baseline& baseline : starts_.all_baselines) {

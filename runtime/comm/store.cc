@@ -469,10 +469,11 @@ bool IsLoopback(const sockaddr* address) {
 // Whether `host` is a loopback address here but another one elsewhere: in
 // Debian's /etc/hosts the host's own name is 127.0.1.1.
 bool IsLoopbackOnlyHere(std::string_view host, const AddressList& list) {
-  if (host.find("localhost") != std::string_view::npos ||
-      host.starts_with("127.") || host == "::1") {
-    return false;
-  }
+  const bool everywhere =
+      host == "localhost" || host.starts_with("localhost.") ||
+      host.ends_with(".localhost") || host == "ip6-localhost" ||
+      host.starts_with("127.") || host == "::1";
+  if (everywhere) return false;
   for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
     if (IsLoopback(a->ai_addr)) return true;
   }

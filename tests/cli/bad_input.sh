@@ -228,5 +228,11 @@ fails 2 "'strategy.tp' is given by --strategy" "${on[@]}" --set strategy.tp=2
 fails 2 "'seq' is given by --seq-len" "${on[@]}" --set seq=8
 fails 2 "given twice" "${on[@]}" \
   --set device.memory=1GB --set 'device_types[*].memory=2GB'
+fails 2 "--collective: unknown" "${on[@]}" --collective bogus \
+  --set device.memory=1GB
+fails 2 "--set collective: given twice" "${on[@]}" \
+  --collective ring --set collective=tree
+fails 2 "host.storage_read" "${on[@]}" --set host.storage=0B \
+  --set host.storage_read=1e-300B/s
 fails 2 "device.bandwidth: .*must be at least" "${on[@]}" \
   --set device.bandwidth=1B/s

@@ -76,6 +76,17 @@ grep -qE "forbidden.json: the search does not start .* breaks (--space dp|--max)
 json "j['strategy'].startswith('dp') and 'mbs1' in j['strategy']" \
   "$work/space.json" >/dev/null
 fails 2 "needs -o" search "${tiny[@]}" "${cluster[@]}" --proposals 1 --resume
+# The plans that it starts from alone, and the best of them; on any number of
+# threads.
+for threads in 1 2; do
+  "$tessera" search --model zoo:gpt2-xl --cluster dgx-a100-80gb:1 \
+    --global-batch 64 --seq-len 1024 --proposals 0 --threads "$threads" \
+    >"$work/starts$threads.txt" 2>/dev/null
+  sed -i '/proposals in/d' "$work/starts$threads.txt"
+done
+cmp "$work/starts1.txt" "$work/starts2.txt" || fail "--proposals 0 by threads"
+grep -q "^  Megatron" "$work/starts1.txt" || fail "--proposals 0: baselines"
+
 # A job's first start is no other command than those that go on.
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 1 --resume \
   -o "$work/nothing.json" >/dev/null 2>"$work/stderr"

@@ -201,7 +201,7 @@ TEST(Sweep, PricesWhatIsBoundedInTime) {
   const std::vector<Strategy> strategies = UniformStrategies(space);
   int asked = 0;
   const SweepResult swept = Sweep(space, evaluator, strategies, 3, 1, nullptr,
-                                  [&asked] { return ++asked > 2; });
+                                  [&asked] { return ++asked > 100; });
   EXPECT_GT(swept.bounded, 0);
   EXPECT_LT(swept.bounded, std::ssize(strategies));
   ASSERT_EQ(swept.best.size(), 3u);

@@ -497,8 +497,8 @@ TEST(Mcmc, ComparesWithDataParallelismWhateverTheTime) {
   const Graph graph = TwoLayerGraph(8, 8, 16);
   const Cluster cluster = Ranks(4);
   const SearchSpace space(graph, cluster);
-  const auto baselines =
-      Baselines(space, HashObjective(), 1, [] { return true; });
+  const auto baselines = Baselines(
+      space, HashObjective(), 1, [] { return true; }, [] { return false; });
   ASSERT_EQ(baselines.size(), 1u);
   EXPECT_EQ(baselines[0].name, "DDP");
 }
@@ -514,10 +514,14 @@ TEST(Mcmc, PricesWhatFitsWhateverTheTime) {
   const auto stop = [] { return true; };
   for (const double memory : {1'500.0, 100.0}) {
     const ToyObjective objective(graph, memory);
-    const auto baselines = Baselines(space, objective, 1, stop);
+    const auto baselines =
+        Baselines(space, objective, 1, stop, [] { return false; });
     const auto fits = std::ranges::count_if(
         baselines, [](const Baseline& b) { return b.evaluation.feasible(); });
     EXPECT_EQ(fits, memory > 1'000 ? 1 : 0);
+    for (const Baseline& b : Baselines(space, objective, 1, stop, stop)) {
+      EXPECT_FALSE(b.evaluation.feasible());
+    }
     EXPECT_TRUE(std::ranges::is_sorted(baselines, {}, [](const Baseline& b) {
       return std::ranges::find(BaselineRows(), b.name, &BaselineRow::name) -
              BaselineRows().begin();
