@@ -5,6 +5,17 @@
 namespace tessera {
 namespace {
 
+// No tasks yet; group 0 has two devices along one axis.
+TaskGraph OfTwoDevices() {
+  TaskGraph tasks;
+  DeviceGroup group;
+  group.devices = {DeviceId(0), DeviceId(1)};
+  group.axes = {{"tp", 2}};
+  tasks.groups = {group, group};
+  tasks.world = GroupId(1);
+  return tasks;
+}
+
 // A parameter of 100 elements (400 bytes) for the whole step; an input of 10
 // (40) of which one task makes an activation of 30, split in two (60), that is
 // reduced in place and of which a copy of 5 (20) is made.
@@ -13,12 +24,7 @@ namespace {
 //   reduce   400 + 60
 //   copy     400 + 60 + 20 = 480
 TEST(PeakMemory, FollowsLifetimesInIssueOrder) {
-  TaskGraph tasks;
-  DeviceGroup group;
-  group.devices = {DeviceId(0), DeviceId(1)};
-  group.axes = {{"tp", 2}};
-  tasks.groups = {group, group};
-  tasks.world = GroupId(1);
+  TaskGraph tasks = OfTwoDevices();
   const auto value = [&](Shape shape, MemoryCategory category) {
     Value v;
     v.what = "value";
@@ -72,12 +78,7 @@ TEST(PeakMemory, FollowsLifetimesInIssueOrder) {
 // it, 400 bytes beside 200 + 200. Later there are 500 bytes of values, but
 // nothing beside them.
 TEST(PeakMemory, ListsWhatIsStagedAtThePeak) {
-  TaskGraph tasks;
-  DeviceGroup group;
-  group.devices = {DeviceId(0), DeviceId(1)};
-  group.axes = {{"tp", 2}};
-  tasks.groups = {group, group};
-  tasks.world = GroupId(1);
+  TaskGraph tasks = OfTwoDevices();
   const auto value = [&](Shape shape, int dim) {
     Value v;
     v.what = "value";
