@@ -222,9 +222,8 @@ std::span<const Flag> Flags() {
        "zero-group=N|node, bucket=SIZE, prefetch=N, tiles=N, "
        "offload=optimizer:host,parameters:file,gradients:host,activations:host "
        "in any choice of these, gradients with the optimizer (file:DIR says "
-       "where the files lie), dp-kind=ddp|rooted, "
-       "ep=N, etp=N, "
-       "cp=N, cp-kind=gather|ring|ulysses, "
+       "where the files lie), dp-kind=ddp|rooted, ep=N, etp=N, cp=N, "
+       "cp-kind=gather|ring|ulysses, "
        "cp-balance=none|zigzag, balance=equal|speed, "
        "branches=split, order=tp-cp-ep-dp-pp (the first the nearest devices), "
        "recompute=none|selective|full[:LAYERS]); dp is "
@@ -457,8 +456,7 @@ std::span<const Flag> Flags() {
        AddText<&Options::slow>, true},
       {"--replan", "",
        "compare the best plan of each cell: of those that a search starts "
-       "from, "
-       "or with --proposals what it finds",
+       "from, or with --proposals what it finds",
        SetTrue<&Options::replan>},
       {"--fast", "",
        "step times of the evaluator: no breakdown, no time lost on shared "

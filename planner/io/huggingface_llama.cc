@@ -21,8 +21,10 @@ struct Relative {
   bool mlp_bias = false;
   bool head_norm = false;  // RMS norms of queries and keys
   bool tied = false;       // where the config does not say
-  int64_t head_size = 0;   // where the config does not say; 0: hidden / heads
-  int64_t window = 0;      // 0: none
+  // Where the config does not say, as its class in transformers 5.24 has it; 0:
+  // hidden / heads.
+  int64_t head_size = 0;
+  int64_t window = 0;               // 0: none
   std::vector<bool> windowed = {};  // by layer; empty: all have the window
   bool reads_layer_types = false;   // which say it where there are some
   double embedding_scale = 1;
@@ -180,6 +182,10 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   return model.Finish("lm_head", x, matrix, vocabulary);
 }
 
+// The default of sliding_window in transformers 5.24: MistralConfig,
+// Qwen2Config and their relatives.
+constexpr int64_t kDefaultWindow = 4096;
+
 // The window; 0 where it is null. `fallback`: where the config does not say.
 int64_t ReadWindow(ModelConfig& config, int64_t fallback) {
   if (!config.values().fields.contains("sliding_window")) return fallback;
@@ -190,7 +196,7 @@ int64_t ReadWindow(ModelConfig& config, int64_t fallback) {
 void ReadQwenWindow(ModelConfig& config, Relative& relative) {
   relative.reads_layer_types = true;
   if (!config.Bool("use_sliding_window", false)) return;
-  relative.window = ReadWindow(config, 4096);
+  relative.window = ReadWindow(config, kDefaultWindow);
 }
 
 bool IsAbove(int64_t layer, int64_t bound) {
@@ -267,7 +273,7 @@ Result<Graph> BuildLlama(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options) {
   return Build(config, options, config.Size("num_key_value_heads"),
                {.classes = DecoderClasses("Mistral"),
-                .window = ReadWindow(config, 4096)});
+                .window = ReadWindow(config, kDefaultWindow)});
 }
 
 Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options) {
