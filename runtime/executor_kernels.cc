@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "planner/base/fnv1a.h"
 #include "planner/ir/running_average.h"
 #include "planner/ir/vocabulary.h"
 #include "runtime/executor.h"
@@ -478,7 +479,8 @@ LocalTensor RankExecutor::InWeight(ValueId id,
 
 std::vector<Attribute> RankExecutor::RoundingAttributes(ValueId id) const {
   const Tensor& weight = graph_.tensor(tasks_.value(id).tensor);
-  return {{"salt", static_cast<double>(HashName(weight.name) >> 11)}};
+  return {
+      {"salt", static_cast<double>(Fnv1a().Add(weight.name).value() >> 11)}};
 }
 
 std::vector<std::byte> RankExecutor::RoundedMasters(ValueId parameter,

@@ -6,8 +6,9 @@
 #include <tuple>
 
 #include "costmodel/simulate/simulator.h"
+#include "planner/base/format.h"
 #include "planner/plan/stages.h"
-#include "tools/format.h"
+#include "tools/text.h"
 
 namespace tessera {
 namespace {

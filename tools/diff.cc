@@ -3,12 +3,13 @@
 #include <iostream>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "planner/base/format.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/explain.h"
 #include "tools/explain_output.h"
-#include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/step_report.h"
+#include "tools/text.h"
 #include "tools/verb.h"
 
 namespace tessera {

@@ -5,16 +5,17 @@
 #include <cmath>
 #include <iostream>
 
+#include "planner/base/format.h"
 #include "planner/io/cluster_io.h"
 #include "profiler/host_speed.h"
 #include "profiler/machine.h"
 #include "profiler/machine_io.h"
 #include "runtime/launch/launch.h"
 #include "runtime/thread_pool.h"
-#include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/json.h"
 #include "tools/share_cores.h"
+#include "tools/text.h"
 #include "tools/verb.h"
 
 namespace tessera {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "tools/format.h"
+#include "planner/base/format.h"
 
 namespace tessera {
 

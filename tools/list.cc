@@ -23,8 +23,8 @@
 #include "runtime/kernels/kernel.h"
 #include "runtime/launch/backend.h"
 #include "runtime/learning_rate.h"
-#include "tools/format.h"
 #include "tools/json.h"
+#include "tools/text.h"
 #include "tools/verb.h"
 
 namespace tessera {

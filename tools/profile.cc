@@ -9,17 +9,18 @@
 
 #include "costmodel/profile/profile_io.h"
 #include "costmodel/source/cost_source.h"
+#include "planner/base/format.h"
 #include "profiler/profiler.h"
 #include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
 #include "runtime/trainer.h"
-#include "tools/format.h"
 #include "tools/gpu_share.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
 #include "tools/job_ranks.h"
 #include "tools/json.h"
 #include "tools/origin.h"
+#include "tools/text.h"
 #include "tools/verb.h"
 
 namespace tessera {

@@ -7,11 +7,11 @@
 
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/whatif/predict.h"
+#include "planner/base/format.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "runtime/device/process_memory.h"
 #include "runtime/storage/file_tier.h"
-#include "tools/format.h"
 
 namespace tessera {
 namespace {

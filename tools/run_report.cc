@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
+#include "planner/base/format.h"
 #include "planner/plan/stages.h"
-#include "tools/format.h"
+#include "tools/text.h"
 
 namespace tessera {
 namespace {

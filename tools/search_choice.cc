@@ -219,6 +219,7 @@ PlanPrediction PredictionOf(const Decided& decided) {
   PlanPrediction prediction;
   prediction.step_time = chosen.measured.value_or(chosen.time());
   prediction.measured = chosen.measured.has_value();
+  prediction.confirmed = chosen.confirmed.has_value();
   if (decided.baseline && decided.choices[*decided.baseline].score.feasible) {
     const Choice& baseline = decided.choices[*decided.baseline];
     prediction.baseline = baseline.kind;

@@ -5,13 +5,14 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/format.h"
 #include "planner/io/plan_io.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/baselines.h"
 #include "planner/search/explain.h"
 #include "planner/search/move.h"
-#include "tools/format.h"
 #include "tools/step_report.h"
+#include "tools/text.h"
 
 namespace tessera {
 namespace {

@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <array>
 
+#include "planner/base/format.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/describe.h"
 #include "planner/plan/strategy.h"
-#include "tools/format.h"
+#include "tools/text.h"
 
 namespace tessera {
 namespace {

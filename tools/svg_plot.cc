@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tools/format.h"
+#include "planner/base/format.h"
 
 namespace tessera {
 namespace {

@@ -14,11 +14,12 @@
 #include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/published_run.h"
 #include "costmodel/validate/replay.h"
+#include "planner/base/format.h"
 #include "planner/base/threads.h"
 #include "planner/topology/stacks.h"
-#include "tools/format.h"
 #include "tools/json.h"
 #include "tools/step_report.h"
+#include "tools/text.h"
 #include "tools/validate_collectives.h"
 #include "tools/verb.h"
 

@@ -8,8 +8,9 @@
 
 #include "costmodel/validate/accuracy.h"
 #include "costmodel/validate/collectives.h"
-#include "tools/format.h"
+#include "planner/base/format.h"
 #include "tools/json.h"
+#include "tools/text.h"
 
 namespace tessera {
 namespace {

@@ -4,9 +4,9 @@
 #include "planner/base/table.h"
 #include "runtime/launch/launch.h"
 #include "tools/flags.h"
-#include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
+#include "tools/text.h"
 #include "tools/verb.h"
 
 namespace tessera {

@@ -12,7 +12,6 @@
 #include "planner/base/threads.h"
 #include "planner/io/plan_io.h"
 #include "planner/topology/stacks.h"
-#include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
 #include "tools/verb.h"

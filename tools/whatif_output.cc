@@ -4,8 +4,9 @@
 #include <cmath>
 
 #include "costmodel/whatif/band.h"
-#include "tools/format.h"
+#include "planner/base/format.h"
 #include "tools/step_report.h"
+#include "tools/text.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <set>
 
-#include "tools/format.h"
+#include "planner/base/format.h"
 #include "tools/step_report.h"
 #include "tools/svg_plot.h"
 

@@ -7,15 +7,16 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/band.h"
 #include "costmodel/whatif/fabric.h"
+#include "planner/base/format.h"
 #include "planner/base/threads.h"
 #include "planner/search/explain.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/textbook.h"
 #include "tools/explain_output.h"
-#include "tools/format.h"
 #include "tools/interrupt.h"
 #include "tools/json.h"
 #include "tools/search_limits.h"
+#include "tools/text.h"
 
 namespace tessera {
 namespace {

@@ -14,6 +14,7 @@
 #include "costmodel/memory/overhead.h"
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
+#include "planner/base/format.h"
 #include "planner/base/rng.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/rooted.h"
@@ -738,11 +739,12 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
     result.overflow = Max(result.overflow, use.total - memory);
     const auto largest = std::max_element(use.parts.begin(), use.parts.end());
     result.violations.push_back(
-        "group " + set.name + ": needs " + SizeText(use.total) + " of " +
-        SizeText(memory) + " per device; largest: " +
+        "group " + set.name + ": needs " + FormatBytes(use.total) + " of " +
+        FormatBytes(memory) + " per device, " +
+        FormatBytes(use.total - memory) + " too much; largest: " +
         std::string(
             NameOf(static_cast<MemoryCategory>(largest - use.parts.begin()))) +
-        " " + SizeText(*largest));
+        " " + FormatBytes(*largest));
   };
   // The fullest device counts, but where shares are unequal smaller devices may
   // have less.
@@ -800,7 +802,8 @@ void Evaluator::CheckHosts(const Plan& plan, Evaluation& result) const {
     result.overflow = Max(result.overflow, *most - has);
     result.violations.push_back(
         "host of node " + std::to_string(most - needed.begin()) + ": needs " +
-        SizeText(*most) + " of " + SizeText(has) + " of " + std::string(what));
+        FormatBytes(*most) + " of " + FormatBytes(has) + " of " +
+        std::string(what) + ", " + FormatBytes(*most - has) + " too much");
   };
   check(memory, cluster_.host->memory, "memory");
   check(storage, cluster_.host->storage, "storage");

@@ -1,7 +1,6 @@
 #include "costmodel/memory/peak_memory.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <map>
 #include <optional>
@@ -9,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "planner/base/format.h"
 #include "planner/lower/file_layout.h"
 #include "planner/lower/staging.h"
 #include "planner/plan/stages.h"
@@ -224,21 +224,6 @@ Account AccountOf(const TaskGraph& tasks, const DeviceSet& devices) {
 
 }  // namespace
 
-std::string SizeText(Bytes bytes) {
-  const auto size = static_cast<double>(bytes.value);
-  char text[32];
-  if (size >= 1e9) {
-    std::snprintf(text, sizeof(text), "%.1f GB", size * 1e-9);
-  } else if (size >= 1e6) {
-    std::snprintf(text, sizeof(text), "%.1f MB", size * 1e-6);
-  } else if (size >= 1e3) {
-    std::snprintf(text, sizeof(text), "%.1f kB", size * 1e-3);
-  } else {
-    std::snprintf(text, sizeof(text), "%.0f B", size);
-  }
-  return text;
-}
-
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
   std::vector<Account> accounts;
   for (const DeviceSet& set : DeviceSets(tasks.plan_groups())) {
@@ -341,7 +326,7 @@ std::string LargestAtPeakText(const TaskGraph& tasks, const Graph& graph,
   std::string text;
   for (const HeldBuffer& buffer : LargestAtPeak(tasks, devices, most, tier)) {
     if (!text.empty()) text += ", ";
-    text += SizeText(buffer.bytes) + " ";
+    text += FormatBytes(buffer.bytes) + " ";
     if (!buffer.value.valid()) {
       const bool staged = buffer.category == MemoryCategory::kCommunication;
       text += staged ? "of messages" : "of a kernel";

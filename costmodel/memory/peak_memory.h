@@ -52,10 +52,7 @@ std::vector<HeldBuffer> LargestAtPeak(const TaskGraph& tasks,
                                       const DeviceSet& devices, size_t most,
                                       MemoryTier tier = MemoryTier::kDevice);
 
-// For people: "1.2 GB", "310.0 MB".
-std::string SizeText(Bytes bytes);
-
-// "1.2 GB parameter wte.weight, 310.0 MB gradient wte.weight, ...": for people
+// "1.23 GB parameter wte.weight, 310 MB gradient wte.weight, ...": for people
 // whose plan does not fit.
 std::string LargestAtPeakText(const TaskGraph& tasks, const Graph& graph,
                               const DeviceSet& devices,

@@ -448,6 +448,7 @@ Result<void> WritePlan(const std::string& path, const Graph& graph,
       said.set_baseline_step_time_s(prediction->baseline_step_time.seconds());
     }
     said.set_error_band(prediction->error_band);
+    said.set_confirmed(prediction->confirmed);
   }
   return WriteProtoFile(path, message);
 }

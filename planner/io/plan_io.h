@@ -24,7 +24,8 @@ struct PlanPrediction {
   bool measured = false;
   std::string baseline;  // the best that fits, or empty
   Duration baseline_step_time;
-  double error_band = 0;  // a fraction; 0: not known
+  double error_band = 0;   // a fraction; 0: not known
+  bool confirmed = false;  // simulated with shared links
 };
 
 // Writes `plan` by WriteFileAtomically; the same plan gives the same bytes.

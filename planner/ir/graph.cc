@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "planner/base/fnv1a.h"
 #include "planner/base/indexed.h"
 #include "planner/base/table.h"
 #include "planner/ir/running_average.h"
@@ -615,14 +616,9 @@ std::string Fingerprint(const Graph& graph) {
               return graph.tensor(id).name + ShapeText(graph.tensor(id).shape);
             });
   }
-  // FNV-1a, 64 bits.
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-  }
   char digits[17];
   std::snprintf(digits, sizeof digits, "%016llx",
-                static_cast<unsigned long long>(hash));
+                static_cast<unsigned long long>(Fnv1a().Add(text).value()));
   return digits;
 }
 

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/fnv1a.h"
 #include "runtime/comm/arguments.h"
 #include "runtime/comm/parts.h"
 #include "runtime/comm/peer_errors.h"
@@ -37,16 +38,6 @@ constexpr std::chrono::milliseconds kStoreInterval{500};
 // How long a communicator may take to close before it is cut off: peers that
 // are not closing theirs, or are dead, would be waited for without end.
 constexpr std::chrono::seconds kCloseTime{5};
-
-// FNV-1a.
-template <typename Integer>
-uint64_t HashOf(std::span<const Integer> numbers) {
-  uint64_t hash = 14695981039346656037u;
-  for (Integer number : numbers) {
-    hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
-  }
-  return hash;
-}
 
 ncclDataType_t NcclType(DType dtype) {
   switch (dtype) {
@@ -106,7 +97,7 @@ class NcclCommunicator : public Communicator {
       : world_(world),
         ranks_(std::move(ranks)),
         rank_(rank),
-        id_(HashOf(std::span<const int>(ranks_))),
+        id_(Fnv1a().AddAll(ranks_).value()),
         comm_(comm) {}
 
   int rank() const override { return rank_; }
@@ -463,7 +454,7 @@ Result<Communicator*> NcclWorld::Group(std::span<const int> ranks) {
   const auto position = static_cast<int>(here);
   // The list itself may be longer than a key.
   const std::string key =
-      Text("group/", list.size(), "/", HashOf(std::span<const int>(list)));
+      Text("group/", list.size(), "/", Fnv1a().AddAll(list).value());
   auto comm = Connect(key, position, static_cast<int>(list.size()),
                       "the other members", /*wait=*/true);
   if (!comm) {
@@ -745,7 +736,7 @@ Result<void> NcclCommunicator::OpenChannel(const ChannelEnd& end,
   TESSERA_TRY(void* const place,
               device.Allocate({8}, MemoryCategory::kCommunication));
   const auto exchange = [&]() -> Result<void> {
-    const uint64_t mine = HashOf(sizes);
+    const uint64_t mine = Fnv1a().AddAll(sizes).value();
     uint64_t theirs = mine;
     if (sends) device.Write(place, &mine, {8});
     TESSERA_RETURN_IF_ERROR(

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "planner/base/check.h"
+#include "planner/base/fnv1a.h"
 #include "runtime/comm/arguments.h"
 #include "runtime/comm/copy.h"
 #include "runtime/comm/parts.h"
@@ -49,25 +50,6 @@ struct MessageHeader {
   uint64_t group;
   uint64_t tag;
   int64_t bytes;
-};
-
-// FNV-1a over 64-bit words: tells differing arguments apart, nothing more.
-class Hash {
- public:
-  Hash& Add(uint64_t word) {
-    for (int i = 0; i < 8; ++i) {
-      value_ = (value_ ^ ((word >> (8 * i)) & 0xff)) * 0x100000001b3ULL;
-    }
-    return *this;
-  }
-  Hash& Add(std::span<const int64_t> words) {
-    for (int64_t word : words) Add(static_cast<uint64_t>(word));
-    return *this;
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 0xcbf29ce484222325ULL;
 };
 
 const char* NameOf(CollectiveKind kind) {
@@ -495,9 +477,7 @@ Result<void> RegionWorld::Flush() {
 RegionCommunicator::RegionCommunicator(RegionWorld& world,
                                        std::vector<int> ranks, int channel)
     : world_(world), ranks_(std::move(ranks)), channels_(ranks_.size(), -1) {
-  Hash hash;
-  for (int r : ranks_) hash.Add(static_cast<uint64_t>(r));
-  group_ = hash.value() | 1;  // 0 is an unused channel
+  group_ = Fnv1a().AddAll(ranks_).value() | 1;  // 0 is an unused channel
   rank_ = static_cast<int>(
       std::find(ranks_.begin(), ranks_.end(), world_.rank_) - ranks_.begin());
   channels_[static_cast<size_t>(rank_)] = channel;
@@ -656,7 +636,7 @@ Result<void> RegionCommunicator::AllReduceAtOnce(std::byte* data, int64_t count,
   const int64_t bytes = count * SizeOf(dtype);
   CollectiveHeader header =
       Header(CollectiveKind::kAllReduce, bytes, bytes + 1);
-  header.detail = Hash().Add(header.detail).Add(uint64_t(dtype)).value();
+  header.detail = Fnv1a().Add(header.detail).Add(uint64_t(dtype)).value();
   return RunRounds(
       header, [&](int64_t) { CopyToCache(send_half(rank_, 0), data, bytes); },
       [&](int64_t) {
@@ -677,7 +657,7 @@ Result<void> RegionCommunicator::AllReduceInSlices(std::byte* data,
   const int64_t per_round = SlotBytes() / element * size();
   CollectiveHeader header =
       Header(CollectiveKind::kAllReduce, count * element, per_round * element);
-  header.detail = Hash().Add(header.detail).Add(uint64_t(dtype)).value();
+  header.detail = Fnv1a().Add(header.detail).Add(uint64_t(dtype)).value();
   header.rounds += 1;
   // The elements of rank r's slice of round i.
   const auto slice = [&](int64_t i, int r) -> Piece {
@@ -737,7 +717,7 @@ Result<void> RegionCommunicator::AllGather(
   const int64_t per_round = world_.region_->half_bytes();
   CollectiveHeader header =
       Header(CollectiveKind::kAllGather, offsets.back(), per_round);
-  header.detail = Hash().Add(bytes_per_rank).value();
+  header.detail = Fnv1a().AddAll(bytes_per_rank).value();
   header.rounds = Rounds(Largest(bytes_per_rank), per_round);
   const auto* const from = static_cast<const std::byte*>(send);
   auto* const to = static_cast<std::byte*>(recv);
@@ -774,7 +754,7 @@ Result<void> RegionCommunicator::ReduceScatter(
   CollectiveHeader header =
       Header(CollectiveKind::kReduceScatter, offsets.back() * element, slot);
   header.detail =
-      Hash().Add(counts_per_rank).Add(static_cast<uint64_t>(dtype)).value();
+      Fnv1a().AddAll(counts_per_rank).Add(static_cast<uint64_t>(dtype)).value();
   header.rounds = Rounds(Largest(counts_per_rank), per_round);
   const auto* const from = static_cast<const std::byte*>(send);
   auto* const to = static_cast<std::byte*>(recv);
@@ -867,7 +847,7 @@ Result<void> RegionCommunicator::Broadcast(void* data, int64_t bytes,
   CollectiveHeader header =
       Header(CollectiveKind::kBroadcast, bytes, per_round);
   header.detail =
-      Hash().Add(header.detail).Add(static_cast<uint64_t>(root)).value();
+      Fnv1a().Add(header.detail).Add(static_cast<uint64_t>(root)).value();
   auto* const place = static_cast<std::byte*>(data);
   return RunRounds(
       header,

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,16 +11,6 @@
 #include "runtime/kernels/kernel.h"
 
 namespace tessera {
-
-// FNV-1a, 64 bits (Fowler, Noll and Vo), which unlike std::hash is the same on
-// every platform.
-constexpr uint64_t HashName(std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (char c : name) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-  }
-  return hash;
-}
 
 // Runs of elements that are neighbours in the block and in the whole tensor:
 // those along the last dimension.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/base/fnv1a.h"
 #include "runtime/kernels/counter.h"
 
 namespace tessera {
@@ -47,7 +48,7 @@ void Fill(const LocalTensor& tensor, Range elements, const Initializer& init,
 void FillWeight(const LocalTensor& tensor, Range elements,
                 const Initializer& init, std::string_view tensor_name,
                 uint64_t seed, ThreadPool* threads) {
-  const uint64_t key = Mix64(seed ^ HashName(tensor_name));
+  const uint64_t key = Mix64(seed ^ Fnv1a().Add(tensor_name).value());
   switch (tensor.dtype) {
     case DType::kFloat64:
       return Fill<double>(tensor, elements, init, key, threads);

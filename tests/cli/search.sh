@@ -27,7 +27,8 @@ json "j['step_time_s'] == $found and j['strategy'] != ''" \
 # The plan says what was found.
 json '(j["prediction"]["step_time_s"] > 0 and
   j["prediction"]["baseline_step_time_s"] > 0 and
-  j["prediction"]["error_band"] > 0)' "$work/plan1.json" >/dev/null
+  j["prediction"]["error_band"] > 0 and
+  j["prediction"]["confirmed"])' "$work/plan1.json" >/dev/null
 
 # Ctrl-C.
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --time-limit 600 \
@@ -185,6 +186,7 @@ best=(--prefer fastest --confirm 0 --json)
   -o "$work/best.json" >"$work/best.out" 2>/dev/null
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 0 "${best[@]}" \
   --plan "$work/best.json" --from "$work/two.json" >"$work/both.out" 2>/dev/null
+json 'not j["prediction"].get("confirmed")' "$work/best.json" >/dev/null
 before=$(json 'j["step_time_s"]' "$work/best.out")
 json "j['step_time_s'] <= $before" "$work/both.out" >/dev/null
 

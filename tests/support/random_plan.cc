@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "planner/base/fnv1a.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/sequence_order.h"
@@ -29,15 +30,6 @@ std::vector<int> Digits(int mesh) {
 
 int Product(const std::vector<int>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), 1, std::multiplies<>());
-}
-
-// FNV-1a, the same everywhere.
-uint64_t Hash(std::string_view text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  }
-  return hash;
 }
 
 // A mesh of `ranks`: its prime factors in any order, or one axis, or two.
@@ -101,8 +93,8 @@ class PlanMaker {
 
   // A number in [0, n) that is a function of the key and of what it is for.
   uint32_t Draw(std::string_view what, uint64_t which, uint32_t n) const {
-    const uint64_t bits =
-        Mix64(static_cast<uint64_t>(spec_.key) ^ Mix64(Hash(what) + which));
+    const uint64_t bits = Mix64(static_cast<uint64_t>(spec_.key) ^
+                                Mix64(Fnv1a().Add(what).value() + which));
     return static_cast<uint32_t>((bits >> 32) % n);
   }
 

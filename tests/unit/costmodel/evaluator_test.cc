@@ -218,13 +218,14 @@ TEST(Evaluator, SaysWhatHostAndStorageLack) {
     const char* lacks;
     const char* holds;
   };
-  for (const Row& row :
-       {Row{"offload=optimizer:host", &Host::memory,
-            "host of node 0: needs 4.0 GB of 1.0 GB of memory",
-            "group all holds on the host at its peak 154.4 MB "},
-        Row{"offload=optimizer:file", &Host::storage,
-            "host of node 0: needs 3.0 GB of 1.0 GB of storage",
-            "group all holds in files at its peak 154.4 MB "}}) {
+  for (const Row& row : {Row{"offload=optimizer:host", &Host::memory,
+                             "host of node 0: needs 3.98 GB of 1.00 GB of "
+                             "memory, 2.98 GB too much",
+                             "group all holds on the host at its peak 154 MB "},
+                         Row{"offload=optimizer:file", &Host::storage,
+                             "host of node 0: needs 2.99 GB of 1.00 GB of "
+                             "storage, 1.99 GB too much",
+                             "group all holds in files at its peak 154 MB "}}) {
     Cluster cluster = MakeCluster("dgx-a100-80gb:1x2").value();
     (*cluster.host).*row.room = Bytes{1'000'000'000};
     const Evaluator evaluator(graph, cluster, nullptr, {});
@@ -251,9 +252,9 @@ TEST(Evaluator, CoresCountInTheirHostsMemory) {
   ASSERT_EQ(result.violations.size(), 2u);
   EXPECT_EQ(result.overflow.value,
             2 * result.memory[0].total.value - 3'000'000'000);
-  EXPECT_THAT(result.violations[0], HasSubstr("of 3.0 GB of memory"));
+  EXPECT_THAT(result.violations[0], HasSubstr("of 3.00 GB of memory"));
   EXPECT_THAT(result.violations[1],
-              HasSubstr("at its peak 154.4 MB parameter wte.weight"));
+              HasSubstr("at its peak 154 MB parameter wte.weight"));
 }
 
 // One measured matrix product: others of up to four times its size either way

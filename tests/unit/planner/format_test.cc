@@ -1,4 +1,4 @@
-#include "tools/format.h"
+#include "planner/base/format.h"
 
 #include <gtest/gtest.h>
 
@@ -22,17 +22,6 @@ TEST(FormatTest, ChoosesUnitsWithThreeDigits) {
   EXPECT_EQ(FormatNumber(999), "999");
   EXPECT_EQ(FormatNumber(66123), "66,100");
   EXPECT_EQ(FormatNumber(-1234567), "-1,230,000");
-}
-
-TEST(FormatTest, AlignsTables) {
-  EXPECT_EQ(FormatTable({{"name", "x"}, {"a", "10"}}),
-            "  name   x\n"
-            "  a     10\n");
-}
-
-TEST(FormatTest, WrapsAtSpaces) {
-  EXPECT_EQ(Wrap("aa bb cc", 2, 7), "aa bb\n  cc");
-  EXPECT_EQ(Wrap("", 2, 7), "");
 }
 
 }  // namespace

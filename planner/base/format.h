@@ -1,9 +1,7 @@
 #pragma once
-// Quantities and tables as people read them. SI units: 1 GB is 10^9 bytes.
+// Quantities as people read them. SI units: 1 GB is 10^9 bytes.
 
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "planner/base/units.h"
 
@@ -26,13 +24,5 @@ std::string FormatFixed(double value, int decimals);
 std::string FormatPercent(double share);
 // A long text as its first and last `half` bytes.
 std::string FormatEnds(const std::string& text, size_t half);
-
-// Columns of text: the first is aligned left, the others right. The first row
-// is the heading.
-std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
-
-// `text` broken at spaces into lines of at most `columns`, each but the first
-// behind `indent` spaces.
-std::string Wrap(std::string_view text, size_t indent, size_t columns = 80);
 
 }  // namespace tessera
