@@ -13,6 +13,7 @@ struct Routing {
   int64_t top_k = 1;
   int64_t groups = 1;
   int64_t top_groups = 1;
+  int64_t experts = 1;
 };
 
 Routing RoutingOf(const Graph& graph);
@@ -23,9 +24,9 @@ std::vector<bool> ExchangedSlots(const Graph& graph);
 
 // The mean number of hosts on which a token's experts are, over that of its
 // choices, where experts are spread evenly over `hosts` in their order and
-// chosen at random: what is left of an exchange between hosts that sends a
-// token once to each of them (DeepEP; DeepSeek-V3, arXiv 2412.19437, section
-// 3.2.2). In (0, 1].
+// distinct ones chosen at random: what is left of an exchange between hosts
+// that sends a token once to each of them (DeepEP; DeepSeek-V3, arXiv
+// 2412.19437, section 3.2.2). In (0, 1].
 double HostsPerChoice(const Routing& routing, int hosts);
 
 }  // namespace tessera

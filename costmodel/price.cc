@@ -314,41 +314,17 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
 }
 
 // Every host has the same vertices and links in the same order, and joins the
-// network between hosts at the same places: then renaming hosts changes no
-// route and no time.
+// network between hosts at the same places, and no two hosts are joined beside
+// it: then renaming hosts changes no route and no time.
 bool Pricer::HostsAreAlike() const {
   const auto hosts = first_device_.size();
-  // A vertex belongs to the host whose devices alone reach it without
-  // crossing a NIC; -1 is the network.
+  const Router& router = collectives_.router();
   const size_t n = cluster_.vertices.size();
-  std::vector<int> owner(n, -2);
-  for (const Device& device : cluster_.devices) {
-    owner[device.vertex.index()] = device.node;
-  }
-  std::vector<std::vector<size_t>> neighbours(n);
-  for (const Link& link : cluster_.links) {
-    neighbours[link.from.index()].push_back(link.to.index());
-    neighbours[link.to.index()].push_back(link.from.index());
-  }
-  std::vector<size_t> stack;
-  for (const Device& device : cluster_.devices) {
-    stack.push_back(device.vertex.index());
-  }
-  while (!stack.empty()) {
-    const size_t v = stack.back();
-    stack.pop_back();
-    if (cluster_.vertices[v].kind == VertexKind::kNic) continue;
-    for (size_t next : neighbours[v]) {
-      if (owner[next] == owner[v] || owner[next] == -1) continue;
-      const bool taken = owner[next] >= 0;
-      // Between two hosts without a NIC: part of the network.
-      owner[next] = taken ? -1 : owner[v];
-      if (!taken) stack.push_back(next);
-    }
-  }
-  std::vector<int> local(n, -1);  // number within its host
-  std::vector<int> count(hosts, 0);
+  std::vector<int> owner(n);  // -1: the network
+  std::vector<int> local(n);  // number within its host
+  std::vector<int> count(hosts);
   for (size_t v = 0; v < n; ++v) {
+    owner[v] = router.NodeOf(VertexId(static_cast<int64_t>(v)));
     if (owner[v] >= 0) local[v] = count[static_cast<size_t>(owner[v])]++;
   }
   // What a host looks like, hosts left out.
@@ -520,7 +496,7 @@ void Pricer::AppendKey(const TaskView& view, IntKey& key) const {
 // Any will do.
 Pricer::Shard& Pricer::ShardOf(const IntKey& key) const {
   const auto number = static_cast<uint64_t>(key[0] + key[1] + key.back());
-  return shards_[number % kShards];
+  return shards_[Mix64(number) % kShards];
 }
 
 TaskCost Pricer::Price(const TaskView& view) const {
@@ -861,8 +837,7 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
   if (query.op_class == OpClass::kMatmul) query.matmul = MatmulShapeOf(call);
   if (query.op_class == OpClass::kAttention) {
     query.attention = AttentionShapeOf(call);
-    // The gradient of biases has two products, as forward has.
-    query.backward = op->name.ends_with("_dqkv");
+    query.backward = IsAttentionBackward(*op);
     const auto extent = [&](char letter) {
       return Range{0, call.Extent(letter)};
     };
@@ -976,22 +951,26 @@ void Pricer::SetAttentionShare(const TaskView& view, CostQuery& query) const {
   query.attention->pairs = static_cast<double>(most);
 }
 
-// Of a kComm or kSend: the ranks of one subgroup, or one pair, count.
+// Of a kComm or kSend: the ranks of the subgroup, or the pair, that spans the
+// most hosts count, which the others wait for in the step.
 ProfileKey Pricer::ExchangeKey(const TaskView& view) const {
   const Task& task = *view.task;
   const bool send = task.kind == TaskKind::kSend;
   const GroupClass& where = Class(send ? view.pair_class : view.group_class);
-  const std::vector<DeviceId> ranks =
-      send ? Pairs(where.group, where.peer)[0]
-           : SubgroupDevices(where.group, task.axes)[0];
-  std::set<int> nodes;
-  for (DeviceId rank : ranks) {
-    nodes.insert(cluster_.devices[rank.index()].node);
+  const auto subgroups = send ? Pairs(where.group, where.peer)
+                              : SubgroupDevices(where.group, task.axes);
+  size_t most = 0;
+  for (const std::vector<DeviceId>& ranks : subgroups) {
+    std::set<int> nodes;
+    for (DeviceId rank : ranks) {
+      nodes.insert(cluster_.devices[rank.index()].node);
+    }
+    most = std::max(most, nodes.size());
   }
   return CollectiveKey(KindOf(task),
                        cluster_.TypeOf(where.group.devices[0]).name,
-                       static_cast<int>(ranks.size()),
-                       static_cast<int>(nodes.size()), Payload(view));
+                       static_cast<int>(subgroups[0].size()),
+                       static_cast<int>(most), Payload(view));
 }
 
 ProfileKey Pricer::ProfileKeyOf(const TaskView& view) const {

@@ -546,7 +546,8 @@ Result<Options> ParseFlags(std::span<const std::string_view> accepted,
         value = arguments[++i];
       }
     } else if (!flag.value.empty()) {
-      if (i + 1 == arguments.size() || arguments[i + 1].starts_with("--")) {
+      if (i + 1 == arguments.size() || arguments[i + 1].starts_with("--") ||
+          std::ranges::find(accepted, arguments[i + 1]) != accepted.end()) {
         return InvalidInput("needs a value, " + std::string(flag.value), name);
       }
       value = arguments[++i];

@@ -426,6 +426,8 @@ Result<void> CheckPathsDiffer(const Options& options) {
   std::vector<File> files = {{"--data", options.data},
                              {"--cluster", options.cluster},
                              {"--plan", options.plan},
+                             {"--from", options.from},
+                             {"--constraints", options.constraints},
                              {"--load", options.load}};
   const std::filesystem::path model(options.model);
   files.push_back({"--model", std::filesystem::is_directory(model, code)
@@ -440,6 +442,7 @@ Result<void> CheckPathsDiffer(const Options& options) {
   files.push_back({"--log", options.log, true});
   files.push_back({"--trace", options.trace, true});
   files.push_back({"--learn", options.learn, true, "--profile"});
+  files.push_back({"--tune", options.tune, true});
   files.push_back({"--plan-out", options.plan_output, true, "--plan"});
   files.push_back({"-o", options.output, true, "--plan"});
   for (size_t i = 0; i < files.size(); ++i) {

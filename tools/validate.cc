@@ -291,10 +291,16 @@ Result<int> RunValidate(const Options& options) {
   TESSERA_TRY(const bool collectives,
               IsTableOfCollectives(options.positional[0]));
   if (collectives) {
-    TESSERA_TRY(const std::string report,
-                CollectivesReport(options.positional[0], options.json));
-    std::cout << report << std::flush;
-    return 0;
+    for (const std::string_view flag : {"--stack", "--threads"}) {
+      if (options.Given(flag)) {
+        return InvalidInput("has no effect on a table of collectives",
+                            std::string(flag));
+      }
+    }
+    TESSERA_TRY(const CollectivesReport report,
+                ReportCollectives(options.positional[0], options.json));
+    std::cout << report.text << std::flush;
+    return report.any ? 0 : 1;
   }
   TESSERA_TRY(const std::vector<PublishedRun> runs,
               ReadPublishedRuns(options.positional[0]));

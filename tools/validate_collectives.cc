@@ -165,20 +165,28 @@ std::string Text(const std::vector<Line>& lines,
 
 }  // namespace
 
-Result<std::string> CollectivesReport(const std::string& path, bool json) {
+Result<CollectivesReport> ReportCollectives(const std::string& path,
+                                            bool json) {
   TESSERA_TRY(const std::vector<PublishedCollective> rows,
               ReadPublishedCollectives(path));
   const std::vector<CollectivePrediction> predictions =
       PredictCollectives(rows);
   std::vector<Line> lines = LinesOf(predictions);
-  if (!json) return Text(lines, predictions);
+  CollectivesReport report;
+  report.any = std::ranges::any_of(
+      predictions, [](const auto& row) { return row.refused.empty(); });
+  if (!json) {
+    report.text = Text(lines, predictions);
+    return report;
+  }
   const Line total = std::move(lines.back());
   lines.pop_back();
-  return Json::Object({{"total", LineJson(total)},
-                       {"sources", Json::ArrayOf(lines, LineJson)},
-                       {"rows", Json::ArrayOf(predictions, RowJson)}})
-             .ToString() +
-         "\n";
+  report.text = Json::Object({{"total", LineJson(total)},
+                              {"sources", Json::ArrayOf(lines, LineJson)},
+                              {"rows", Json::ArrayOf(predictions, RowJson)}})
+                    .ToString() +
+                "\n";
+  return report;
 }
 
 }  // namespace tessera

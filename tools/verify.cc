@@ -122,7 +122,14 @@ Result<int> RunSelf(const std::vector<std::string>& arguments,
   }
   int status = 0;
   bool told = false;
-  while (waitpid(child, &status, WNOHANG) == 0) {
+  for (;;) {
+    const pid_t ended = waitpid(child, &status, WNOHANG);
+    if (ended == child) break;
+    if (ended < 0 && errno != EINTR) {
+      return Error{ErrorCode::kUnavailable,
+                   std::string("cannot wait for it: ") + std::strerror(errno),
+                   "tessera run"};
+    }
     if (interrupted && !told) {
       kill(child, SIGTERM);
       told = true;

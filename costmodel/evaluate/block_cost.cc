@@ -267,6 +267,10 @@ class CostsOfReplica {
   // nothing.
   void MakeTemplates(bool comm) {
     const std::vector<DeviceGroup> elsewhere = GroupsElsewhere();
+    std::vector<int> classes;
+    for (const DeviceGroup& group : elsewhere) {
+      classes.push_back(pricer_.ClassOf(group));
+    }
     std::vector<ProgramKind> kinds = {ProgramKind::kForward, ProgramKind::kNorm,
                                       ProgramKind::kUpdate, backward_};
     if (splits_) kinds.push_back(ProgramKind::kBackwardWeight);
@@ -284,13 +288,12 @@ class CostsOfReplica {
           exchanges_[b][k][t] = true;
           Duration& duration = made.tasks[t].cost.duration;
           if (!comm) duration = {};
-          for (const DeviceGroup& group : elsewhere) {
-            if (!comm) break;
+          for (size_t g = 0; comm && g < elsewhere.size(); ++g) {
             TaskView view;
             view.task = &task;
             view.values = lowered.values;
-            view.group = &group;
-            view.group_class = pricer_.ClassOf(group);
+            view.group = &elsewhere[g];
+            view.group_class = classes[g];
             view.zigzag = plan_.zigzag;
             duration = std::min(duration, pricer_.Price(view).duration);
           }

@@ -319,6 +319,16 @@ class TemplateMaker {
     Connect(program, peers, priced);
   }
 
+  // Of the block's group and another.
+  int PairClass(GroupId peer) const {
+    const auto [at, is_new] = pair_classes_.try_emplace(peer, -1);
+    if (is_new) {
+      at->second =
+          pricer_.ClassOf(group_, &context_.plan().groups[peer.index()]);
+    }
+    return at->second;
+  }
+
   // `peer` is the value on the other side of a transfer, else null.
   TaskView ViewOf(const BlockProgram& program, const Task& task,
                   const Value* peer) const {
@@ -331,7 +341,7 @@ class TemplateMaker {
     if (peer != nullptr) {
       view.peer = peer;
       view.peer_group = &context_.plan().groups[peer->group.index()];
-      view.pair_class = pricer_.ClassOf(group_, view.peer_group);
+      view.pair_class = PairClass(peer->group);
     }
     return view;
   }
@@ -523,6 +533,7 @@ class TemplateMaker {
   const GroupId own_;
   const DeviceGroup& group_;
   const int group_class_;
+  mutable std::map<GroupId, int> pair_classes_;  // PairClass
   TemplateProgram out_;
 };
 

@@ -197,7 +197,7 @@ StepBound LowerBound(const Graph& graph, const Cluster& cluster,
     if (query.op_class == OpClass::kMatmul) query.matmul = MatmulShapeOf(call);
     if (query.op_class == OpClass::kAttention) {
       query.attention = AttentionShapeOf(call);
-      query.backward = node.op->adjoints.empty();
+      query.backward = IsAttentionBackward(*node.op);
       query.attention->pairs = static_cast<double>(
           SeenPairs({0, call.Extent(kSequenceFactor)},
                     {0, call.Extent(kKeyFactor)}, MaskOf(node)));

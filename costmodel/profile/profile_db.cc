@@ -1,9 +1,11 @@
 #include "costmodel/profile/profile_db.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <tuple>
 
+#include "planner/base/table.h"
 #include "planner/ir/index_rule.h"
 #include "planner/ir/op.h"
 
@@ -66,6 +68,14 @@ double LargestTensor(const IndexRule& rule,
 // Far beyond any device's memory, far below where an int64 of bytes ends.
 constexpr double kMostElements = 0x1p50;
 
+const std::array<std::string_view, kCommKinds> kCollectives = [] {
+  std::array<std::string_view, kCommKinds> names;
+  for (size_t i = 0; i < names.size(); ++i) {
+    names[i] = NameOf(static_cast<CommKind>(i));
+  }
+  return names;
+}();
+
 }  // namespace
 
 const Measurement* ProfileDb::Find(const ProfileKey& key) const {
@@ -110,7 +120,6 @@ std::vector<Error> Validate(const ProfileDb& profile) {
     if (key.device.empty()) report("device", "is empty");
     if (key.ranks < 1) report("ranks", "must be positive");
     if (key.nodes < 1) report("nodes", "must be positive");
-    if (key.payload.value < 0) report("payload", "must not be negative");
     if (!key.rule.empty()) {
       const auto rule = IndexRule::Parse(key.rule);
       if (!rule) {
@@ -126,8 +135,20 @@ std::vector<Error> Validate(const ProfileDb& profile) {
         report("rule", std::string("lacks the factor '") + lacks + "' of '" +
                            key.name + "'");
       }
-    } else if (!key.extents.empty()) {
-      report("extents", "there is no rule that they could belong to");
+    } else {
+      if (!key.extents.empty()) {
+        report("extents", "there is no rule that they could belong to");
+      }
+      if (std::ranges::find(kCollectives, key.name) == kCollectives.end()) {
+        report("name",
+               UnknownName("communication", key.name, kCollectives).message);
+      }
+      if (key.dtype != DType::kFloat32) {
+        report("dtype", "is " + std::string(NameOf(key.dtype)) +
+                            ": expected fp32, since communication is timed "
+                            "by bytes");
+      }
+      if (key.payload.value < 1) report("payload_bytes", "must be positive");
     }
     for (int64_t extent : key.extents) {
       if (extent < 1) report("extents", "must be positive");

@@ -76,7 +76,8 @@ ProfileKey CollectiveKey(CommKind kind, std::string_view device, int ranks,
                          int nodes, Bytes payload);
 
 // All that is wrong: an empty name, a rule that does not parse or that the
-// extents do not fit, times that are not positive. `where` is "rows[3].rule".
+// extents do not fit, a row without a rule that is of no CommKind, times that
+// are not positive. `where` is "rows[3].rule".
 std::vector<Error> Validate(const ProfileDb& profile);
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <queue>
 #include <tuple>
@@ -409,20 +410,20 @@ std::vector<TaskCost> PriceTasks(const Pricer& pricer, const TaskGraph& tasks) {
 }
 
 Bytes MovedBytes(const Pricer& pricer, const TaskGraph& tasks) {
-  Bytes moved;
+  __int128 moved = 0;
   ForEachTask(pricer, tasks, [&](const TaskView& view) {
     const Task& task = *view.task;
     if (task.kind != TaskKind::kComm && task.kind != TaskKind::kSend) return;
-    const int64_t payload = pricer.Payload(view).value;
+    const __int128 payload = pricer.Payload(view).value;
     if (task.kind == TaskKind::kSend) {
-      moved.value += payload * std::ssize(view.peer_group->devices);
+      moved += payload * std::ssize(view.peer_group->devices);
       return;
     }
     const int64_t ranks = view.group->Size(task.axes);
     const int64_t subgroups = std::ssize(view.group->devices) / ranks;
     switch (task.comm) {
       case CommKind::kAllReduce:
-        moved.value += 2 * (ranks - 1) * payload * subgroups;
+        moved += 2 * (ranks - 1) * payload * subgroups;
         break;
       case CommKind::kAllGather:
       case CommKind::kReduceScatter:
@@ -430,19 +431,20 @@ Bytes MovedBytes(const Pricer& pricer, const TaskGraph& tasks) {
       case CommKind::kRedistribute:
       case CommKind::kBroadcast:
       case CommKind::kReduce:
-        moved.value += (ranks - 1) * payload * subgroups;
+        moved += (ranks - 1) * payload * subgroups;
         break;
       case CommKind::kScatter:
       case CommKind::kGather:
-        moved.value += (ranks - 1) * payload / ranks * subgroups;
+        moved += (ranks - 1) * payload / ranks * subgroups;
         break;
       case CommKind::kSendRecv:
       case CommKind::kShift:
-        moved.value += ranks * payload * subgroups;
+        moved += ranks * payload * subgroups;
         break;
     }
   });
-  return moved;
+  constexpr __int128 kMost = std::numeric_limits<int64_t>::max();
+  return {static_cast<int64_t>(std::min(moved, kMost))};
 }
 
 std::vector<ProfileKey> ProfileKeysOf(const Pricer& pricer,

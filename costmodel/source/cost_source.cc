@@ -14,7 +14,8 @@ std::optional<Cost> Measured(const CostQuery& query, const ProfileDb* profile) {
   return Cost{found->median_s * query.share_of_measured, CostSource::kMeasured};
 }
 
-// How far beyond the measured sizes a kernel's time is still believed.
+// How far beyond the measured sizes a kernel's time is still believed: a
+// choice, fitted to nothing.
 constexpr double kReach = 4;
 
 // Rows whose work differs by less say more about the noise of measuring than

@@ -22,7 +22,8 @@ constexpr Tile kTiles[] = {{256, 128, 0}, {128, 256, 0}, {128, 128, 1},
 constexpr double kSplits[] = {1, 2, 4, 8, 16};
 // k is taken in steps of this many.
 constexpr double kDepth = 64;
-// The clock has fallen half of its way after a product as long as this.
+// The clock has fallen half of its way after a product as long as this: a
+// choice, by which tools/fit_kernels.py fits how far it falls (`sag`).
 constexpr double kSagSeconds = 2e-3;
 
 struct MatmulConstants {
@@ -46,7 +47,8 @@ constexpr MatmulConstants kMatmul[] = {
 // that the best fp8 product of a GPU is predicted as well as its best bf16 one.
 // H100: 1,402.6 TFLOP/s at 1024 x 9216 x 14336 and 794.5 at 2048 x 2048 x
 // 13312; B200: 3,432.5 at 15360 x 4096 x 3072 and 1,745 at 1792 x 16128 x 3072
-// (stas00/ml-engineering, maximum achievable matrix products). Ada: as Hopper.
+// (stas00/ml-engineering, maximum achievable matrix products). Ada: as Hopper;
+// fp4, of which there is no such figure: as fp8.
 double EightBitReach(GpuGeneration generation) {
   return generation == GpuGeneration::kBlackwell ? 0.98 : 0.95;
 }
@@ -76,6 +78,8 @@ constexpr AttentionConstants kAttention[] = {
 constexpr double kQueriesPerBlock = 128;
 // Of the memory's bandwidth, as kernels of products reach it.
 constexpr double kAttentionMemory = 0.8;
+// The least time of a kernel, s: a choice, by which tools/fit_kernels.py fits
+// the constants above.
 constexpr double kAttentionFloor = 3e-6;
 
 // The row of the kernel, or of the best one before it, of the generation or the
@@ -243,6 +247,10 @@ double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
   }
   const double best = std::min(std::cbrt(whole), std::cbrt(split_up) + c.split);
   return best + c.floor;
+}
+
+bool IsAttentionBackward(const OpDef& op) {
+  return op.name.ends_with("_dqkv");
 }
 
 AttentionShape AttentionShapeOf(const OpCall& call) {

@@ -107,6 +107,9 @@ struct AttentionShape {
 // The shape of a call of `attention` or its gradient, with all of the pairs.
 // REQUIRES: the rule has attention's factors.
 AttentionShape AttentionShapeOf(const OpCall& call);
+// Whether an operator of attention's class has the five products of a whole
+// gradient; the gradient of biases has two, as forward has.
+bool IsAttentionBackward(const OpDef& op);
 
 // What frameworks run by default: cuDNN's from Hopper on, FlashAttention-2 on
 // Ampere and Ada, memory-efficient kernels before.

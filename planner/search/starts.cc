@@ -542,7 +542,7 @@ class StartFinder {
     }
     if (!least) return;
     if (!starts_.ranked.empty() && !Better(least->score, before)) return;
-    starts_.ranked.insert(starts_.ranked.begin(), PlanOf(least->strategy));
+    PutFirst(PlanOf(least->strategy));
   }
 
   const SearchSpace& space_;

@@ -2,11 +2,26 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "planner/search/moves/scope.h"
 
 namespace tessera {
 namespace {
+
+// What equal blocks have alike, of an OpPlacement and of a WeightPlacement.
+template <typename Op>
+auto TiedOp(Op& op) {
+  return std::tie(op.axes, op.streamed, op.recompute, op.tiles,
+                  op.activation_tier);
+}
+template <typename Weight>
+auto TiedWeight(Weight& weight) {
+  return std::tie(weight.zero_stage, weight.parameter_tier,
+                  weight.optimizer_tier, weight.gradient_tier);
+}
 
 class Tidier {
  public:
@@ -53,59 +68,44 @@ class Tidier {
   }
 
  private:
+  // The weights of two blocks one by one, or none: a tied weight has its home
+  // in one of the blocks only.
+  std::vector<std::pair<size_t, size_t>> WeightPairs(int from, int to) const {
+    const auto& of_from = space_.weights_of_block[static_cast<size_t>(from)];
+    const auto& of_to = space_.weights_of_block[static_cast<size_t>(to)];
+    std::vector<std::pair<size_t, size_t>> pairs;
+    if (of_from.size() != of_to.size()) return pairs;
+    for (size_t i = 0; i < of_from.size(); ++i) {
+      pairs.emplace_back(of_from[i], of_to[i]);
+    }
+    return pairs;
+  }
+
   // Gives `to` the splits, recomputation, tiles, ZeRO stages and tiers that
   // `from` has in plan_.
   void Copy(int from, int to, Plan& candidate) const {
-    const auto f = static_cast<size_t>(from);
-    const auto t = static_cast<size_t>(to);
-    for (size_t i = 0; i < index_.nodes_of_block[f].size(); ++i) {
-      const OpPlacement& source =
-          plan_.ops[index_.nodes_of_block[f][i].index()];
-      OpPlacement& target = candidate.ops[index_.nodes_of_block[t][i].index()];
-      target.axes = source.axes;
-      target.streamed = source.streamed;
-      target.recompute = source.recompute;
-      target.tiles = source.tiles;
-      target.activation_tier = source.activation_tier;
-    }
-    // A tied weight has its home in one of the blocks only.
-    const auto& of_from = space_.weights_of_block[f];
-    const auto& of_to = space_.weights_of_block[t];
-    if (of_from.size() != of_to.size()) return;
+    const auto& of_from = index_.nodes_of_block[static_cast<size_t>(from)];
+    const auto& of_to = index_.nodes_of_block[static_cast<size_t>(to)];
     for (size_t i = 0; i < of_from.size(); ++i) {
-      const WeightPlacement& source = plan_.weights[of_from[i]];
-      WeightPlacement& target = candidate.weights[of_to[i]];
-      target.zero_stage = source.zero_stage;
-      target.parameter_tier = source.parameter_tier;
-      target.optimizer_tier = source.optimizer_tier;
-      target.gradient_tier = source.gradient_tier;
+      TiedOp(candidate.ops[of_to[i].index()]) =
+          TiedOp(plan_.ops[of_from[i].index()]);
+    }
+    for (const auto& [source, target] : WeightPairs(from, to)) {
+      TiedWeight(candidate.weights[target]) = TiedWeight(plan_.weights[source]);
     }
   }
 
   // Whether Copy changes nothing.
   bool Alike(int from, int to) const {
-    const auto f = static_cast<size_t>(from);
-    const auto t = static_cast<size_t>(to);
-    const bool same_ops = std::ranges::equal(
-        index_.nodes_of_block[f], index_.nodes_of_block[t],
-        [&](NodeId a, NodeId b) {
-          const OpPlacement& x = plan_.ops[a.index()];
-          const OpPlacement& y = plan_.ops[b.index()];
-          return x.axes == y.axes && x.streamed == y.streamed &&
-                 x.recompute == y.recompute && x.tiles == y.tiles &&
-                 x.activation_tier == y.activation_tier;
-        });
-    if (!same_ops) return false;
-    const auto& of_from = space_.weights_of_block[f];
-    const auto& of_to = space_.weights_of_block[t];
-    return of_from.size() != of_to.size() ||
-           std::ranges::equal(of_from, of_to, [&](size_t a, size_t b) {
-             const WeightPlacement& x = plan_.weights[a];
-             const WeightPlacement& y = plan_.weights[b];
-             return x.zero_stage == y.zero_stage &&
-                    x.parameter_tier == y.parameter_tier &&
-                    x.optimizer_tier == y.optimizer_tier &&
-                    x.gradient_tier == y.gradient_tier;
+    return std::ranges::equal(index_.nodes_of_block[static_cast<size_t>(from)],
+                              index_.nodes_of_block[static_cast<size_t>(to)],
+                              [&](NodeId a, NodeId b) {
+                                return TiedOp(plan_.ops[a.index()]) ==
+                                       TiedOp(plan_.ops[b.index()]);
+                              }) &&
+           std::ranges::all_of(WeightPairs(from, to), [&](const auto& pair) {
+             return TiedWeight(plan_.weights[pair.first]) ==
+                    TiedWeight(plan_.weights[pair.second]);
            });
   }
 

@@ -170,6 +170,13 @@ ln "$work/mine.txt" "$work/other.txt"
 fails 2 "is --data too" run "${tiny[@]}" --data "$work/mine.txt" \
   --log "$work/other.txt"
 cmp "$work/mine.txt" "$examples/data/gpl-3.txt" || fail "the data was changed"
+echo "forbid zero3" >"$work/mine.constraints"
+fails 2 "-o: '.*' is --constraints too" search "${tiny[@]}" \
+  --cluster local-cpu:2 --constraints "$work/mine.constraints" \
+  -o "$work/mine.constraints"
+grep -q "forbid zero3" "$work/mine.constraints" || fail "constraints changed"
+# The next flag is no value.
+fails 2 "--model: needs a value" search --model -o "$work/plan.json"
 mkdir "$work/model"
 cp "$examples/models/gpt2-tiny/config.json" "$work/model"
 for model in "$work/model" "$work/model/config.json"; do

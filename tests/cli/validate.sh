@@ -103,6 +103,23 @@ for form in "" --json; do
   grep -q "is 3, but" "$work/refused.txt" || fail "no reason"
 done
 
+# Nor of collectives, of which neither stack nor threads say anything.
+collectives=$(dirname "$table")/collectives.csv
+python3 - "$collectives" "$work/unknown.csv" <<'PYTHON' || fail "unknown.csv"
+import csv, sys
+rows = list(csv.reader(open(sys.argv[1])))
+column = rows[0].index("gpu")
+rows[1][column] = "abacus"
+csv.writer(open(sys.argv[2], "w")).writerows(rows[:2])
+PYTHON
+code=0
+"$tessera" validate "$work/unknown.csv" >"$work/unknown.txt" || code=$?
+[[ $code == 1 ]] || fail "exit code $code where no collective is predicted"
+for flag in --stack --threads; do
+  fails 2 "$flag: has no effect on a table of collectives" \
+    validate "$collectives" $flag 3
+done
+
 head -n 1 "$table" >"$work/none.csv"
 fails 2 "no rows" validate "$work/none.csv"
 printf 'id,source\na,b\n' >"$work/short.csv"

@@ -14,27 +14,39 @@ namespace {
 
 TEST(HostsPerChoice, WorkedByHand) {
   // One choice is on one host.
-  EXPECT_DOUBLE_EQ(HostsPerChoice({.top_k = 1}, 8), 1);
-  // Two choices on two hosts: both on one in half of the cases, 1.5 hosts.
-  EXPECT_NEAR(HostsPerChoice({.top_k = 2}, 2), 0.75, 1e-12);
+  EXPECT_DOUBLE_EQ(HostsPerChoice({.top_k = 1, .experts = 16}, 8), 1);
+  // Two of eight experts on two hosts: the second is one of the three others
+  // there in 3 of 7 cases, so 11/7 hosts.
+  EXPECT_NEAR(HostsPerChoice({.top_k = 2, .experts = 8}, 2), 11.0 / 14, 1e-12);
+  // An expert on each host: two are on two hosts.
+  EXPECT_NEAR(HostsPerChoice({.top_k = 2, .experts = 8}, 8), 1, 1e-12);
   // All on one host.
-  EXPECT_NEAR(HostsPerChoice({.top_k = 4}, 1), 0.25, 1e-12);
-  // DeepSeek-V3 on eight hosts, a group on each: a chosen host has none of the
-  // eight choices in (3/4)^8 of the cases, 4 (1 - (3/4)^8) / 8 hosts a choice.
-  EXPECT_NEAR(HostsPerChoice({.top_k = 8, .groups = 8, .top_groups = 4}, 8),
-              0.5 * (1 - std::pow(0.75, 8)), 1e-12);
+  EXPECT_NEAR(HostsPerChoice({.top_k = 4, .experts = 8}, 1), 0.25, 1e-12);
+  // DeepSeek-V3 on eight hosts, a group on each: the eight choices are among
+  // 128 experts, and a chosen host has none of them in C(96, 8) / C(128, 8) of
+  // the cases: 4 (1 - that) / 8 hosts a choice.
+  double none = 1;
+  for (int i = 0; i < 8; ++i) none *= (96.0 - i) / (128 - i);
+  EXPECT_NEAR(
+      HostsPerChoice({.top_k = 8, .groups = 8, .top_groups = 4, .experts = 256},
+                     8),
+      0.5 * (1 - none), 1e-12);
 }
 
 // Against routers that choose at random: groups first, then experts of them.
 TEST(HostsPerChoice, IsTheMeanOfRandomChoices) {
   std::mt19937 random(1);
-  constexpr int kExperts = 256;
   constexpr int kDraws = 20000;
   for (const auto& [routing, hosts] :
-       {std::pair{Routing{8, 1, 1}, 4}, std::pair{Routing{8, 8, 4}, 2},
-        std::pair{Routing{8, 8, 4}, 4}, std::pair{Routing{8, 8, 4}, 8},
-        std::pair{Routing{8, 8, 4}, 32}, std::pair{Routing{6, 8, 3}, 16}}) {
-    const int group_size = kExperts / static_cast<int>(routing.groups);
+       {std::pair{Routing{8, 1, 1, 256}, 4},
+        std::pair{Routing{8, 8, 4, 256}, 2},
+        std::pair{Routing{8, 8, 4, 256}, 4},
+        std::pair{Routing{8, 8, 4, 256}, 8},
+        std::pair{Routing{8, 8, 4, 256}, 32},
+        std::pair{Routing{6, 8, 3, 256}, 16}, std::pair{Routing{2, 1, 1, 8}, 4},
+        std::pair{Routing{2, 1, 1, 8}, 8}}) {
+    const int experts_in_all = static_cast<int>(routing.experts);
+    const int group_size = experts_in_all / static_cast<int>(routing.groups);
     std::vector<int> groups(static_cast<size_t>(routing.groups));
     std::iota(groups.begin(), groups.end(), 0);
     int64_t reached = 0;
@@ -49,15 +61,14 @@ TEST(HostsPerChoice, IsTheMeanOfRandomChoices) {
       std::ranges::shuffle(experts, random);
       std::set<int> on;
       for (int64_t k = 0; k < routing.top_k; ++k) {
-        on.insert(experts[static_cast<size_t>(k)] * hosts / kExperts);
+        on.insert(experts[static_cast<size_t>(k)] * hosts / experts_in_all);
       }
       reached += static_cast<int64_t>(on.size());
     }
     const double mean = static_cast<double>(reached) / kDraws;
-    // Choices without replacement among few experts are a little wider spread
-    // than independent ones.
+    // Four standard errors of a mean of hosts, of which a token has at most 8.
     EXPECT_NEAR(HostsPerChoice(routing, hosts),
-                mean / static_cast<double>(routing.top_k), 0.02)
+                mean / static_cast<double>(routing.top_k), 0.005)
         << routing.groups << " groups on " << hosts << " hosts";
   }
 }

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "costmodel/evaluate/evaluator.h"
+#include "costmodel/simulate/simulator.h"
 #include "planner/io/importer.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
@@ -54,6 +57,21 @@ TEST(MovedBytes, StacksMayReduceGradientsOfSixteenBits) {
     EXPECT_EQ(moved(false) - moved(true), 6 * 2 * ParameterCount(graph))
         << NameOf(dtype);
   }
+}
+
+// Parameters of 2 * 2 * 2^48 numbers that are gathered twice and reduced once
+// by 4 ranks in each of 2^12 microbatches are 2^50 * 4 * 9 * 2^12 bytes, more
+// than an int64 holds.
+TEST(MovedBytes, StayBelowTheLargestNumber) {
+  const Graph graph = testing::MlpGraph(2, 1 << 14, 1, 1 << 24, 1 << 24, 32);
+  const Cluster cluster = MakeCluster("local-cpu:4").value();
+  const Plan plan = PlanFromStrategy(graph, cluster,
+                                     ParseStrategy("dp=4,zero=3,mbs=1").value())
+                        .value();
+  EXPECT_EQ(MovedBytes(Pricer(graph, cluster, nullptr),
+                       Lower(graph, cluster, plan, {}))
+                .value,
+            std::numeric_limits<int64_t>::max());
 }
 
 // Between two stages of one rank each microbatch's activations go one way, and

@@ -93,6 +93,22 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
   };
   EXPECT_EQ(loss("bv,b,->,b"), "");  // of samples that are no sequences
   EXPECT_THAT(loss("bh,b,->,b"), HasSubstr("rows[0].rule: lacks the factor"));
+  // A row that no task could have.
+  const auto exchange = [](const std::string& name, const std::string& dtype,
+                           int bytes) {
+    return ErrorOf("rows { name: '" + name + "' dtype: '" + dtype +
+                   "' device: 'd' ranks: 4 nodes: 1 payload_bytes: " +
+                   std::to_string(bytes) +
+                   " median_seconds: 1e-6 samples: 3 }\n");
+  };
+  EXPECT_EQ(exchange("all-reduce", "fp32", 1), "");
+  EXPECT_THAT(exchange("all_reduce", "fp32", 1),
+              HasSubstr("rows[0].name: unknown communication 'all_reduce'; "
+                        "did you mean 'all-reduce'?"));
+  EXPECT_THAT(exchange("all-reduce", "bf16", 1),
+              HasSubstr("rows[0].dtype: is bf16: expected fp32"));
+  EXPECT_THAT(exchange("all-reduce", "fp32", 0),
+              HasSubstr("rows[0].payload_bytes: must be positive"));
 }
 
 }  // namespace

@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
 #include "planner/io/importer.h"
+#include "planner/io/zoo.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
@@ -102,6 +105,34 @@ TEST(StepBound, IsWorkOverRate) {
               bound.step_time.seconds() * 3, 0.001 * bound.step_time.seconds());
   // Two weights of 512 * 1024 in fp32 with two moments each.
   EXPECT_EQ(bound.memory.value, 2 * 512 * 1024 * (4 + 8));
+}
+
+// No plan is faster, whatever its operators: on one device each model of the
+// zoo, and long sequences, whose attention counts most.
+TEST(StepBound, IsBelowAStepOfEveryModel) {
+  struct Row {
+    std::string model;
+    int64_t seq = 0;
+  };
+  std::vector<Row> rows = {{"zoo:t5-base", 4096}, {"zoo:bert-large", 512}};
+  for (const ZooModel& model : Zoo()) {
+    rows.push_back({"zoo:" + std::string(model.name), 0});
+  }
+  const Cluster cluster = MakeCluster("dgx-h100:1x1").value();
+  for (const Row& row : rows) {
+    ImportOptions options;
+    options.global_batch = 8;
+    options.seq_len = row.seq;
+    options.dtype = DType::kBFloat16;
+    const Graph graph =
+        Differentiate(ImportModel(row.model, options).value()).value();
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    const Duration step =
+        evaluator.Evaluate(PlanFor(graph, cluster, "mbs=8")).step_time;
+    const Duration bound = LowerBound(graph, cluster, {}).step_time;
+    EXPECT_GT(bound, Duration()) << row.model;
+    EXPECT_LE(bound, step) << row.model << " " << row.seq;
+  }
 }
 
 // Each of 2 * 512 * 1024 fp32 parameters is read and written with two moments,

@@ -1,0 +1,90 @@
+// Groups on hosts that are not alike, or that several hosts share unequally.
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/price.h"
+#include "planner/io/importer.h"
+#include "planner/plan/strategy.h"
+#include "planner/topology/hardware.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
+
+namespace tessera {
+namespace {
+
+// Four hosts of one device, joined directly in a row.
+Cluster Chain() {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:4x1");
+  cluster.links.clear();
+  for (size_t d = 0; d + 1 < cluster.devices.size(); ++d) {
+    Connect(cluster, cluster.devices[d].vertex, cluster.devices[d + 1].vertex,
+            0);
+  }
+  return cluster;
+}
+
+DeviceGroup Pair(int first) {
+  DeviceGroup group;
+  group.devices = {DeviceId(first), DeviceId(first + 1)};
+  group.axes = {{"dp", 2}};
+  return group;
+}
+
+// A link between two hosts tells them from others: were hosts taken for alike,
+// a pair over a slow link would have the price of one over a fast link.
+TEST(UnlikeHosts, DirectLinksBetweenThemAreTheirOwn) {
+  const Graph graph = testing::MlpGraph(1, 8, 4, 8, 16, 32);
+  Cluster cluster = Chain();
+  LinkType slow = cluster.link_types[0];
+  slow.name = "slow";
+  slow.bandwidth = slow.bandwidth * 0.001;
+  cluster.link_types.push_back(slow);
+  const int type = static_cast<int>(cluster.link_types.size()) - 1;
+  for (Link& link : cluster.links) {
+    const VertexId last = cluster.devices[3].vertex;
+    if (link.from == last || link.to == last) link.type = type;
+  }
+  const Pricer pricer(graph, cluster, nullptr);
+  EXPECT_FALSE(pricer.hosts_are_alike());
+  EXPECT_NE(pricer.ClassOf(Pair(0)), pricer.ClassOf(Pair(2)));
+  // Joined by switches they are.
+  EXPECT_TRUE(Pricer(graph, *MakeCluster("dgx-a100-80gb:4x1"), nullptr)
+                  .hosts_are_alike());
+}
+
+// Of tensor parallelism over 4 on hosts of 6 the second group crosses hosts,
+// and counts: rows of groups within a host say nothing of it.
+TEST(UnlikeHosts, MeasuredExchangesAreOfTheGroupOverMostHosts) {
+  ImportOptions options;
+  options.global_batch = 24;
+  options.seq_len = 32;
+  options.dtype = DType::kBFloat16;
+  const Graph graph =
+      Differentiate(ImportModel("zoo:gpt2-tiny", options).value()).value();
+  const auto step = [&](const std::string& name, const std::string& strategy,
+                        int nodes) {
+    const Cluster cluster = *MakeCluster(name);
+    ProfileDb profile;
+    for (const int64_t bytes : {1, 1 << 30}) {
+      profile.rows[CollectiveKey(CommKind::kAllReduce,
+                                 cluster.device_types[0].name, 4, nodes,
+                                 {bytes})] = {.median_s = 1, .samples = 1};
+    }
+    const Plan plan =
+        PlanFromStrategy(graph, cluster, ParseStrategy(strategy).value())
+            .value();
+    return Evaluator(graph, cluster, &profile, {})
+        .Evaluate(plan)
+        .step_time.seconds();
+  };
+  EXPECT_LT(step("dgx-a100-80gb:2x6", "tp=4,dp=3", 1), 0.5);
+  EXPECT_GT(step("dgx-a100-80gb:2x6", "tp=4,dp=3", 2), 1);
+  // Where all lie within a host these are the rows.
+  EXPECT_GT(step("dgx-a100-80gb:1x4", "tp=4", 1), 1);
+}
+
+}  // namespace
+}  // namespace tessera
