@@ -534,8 +534,8 @@ void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
 
 // Messages go in turn, unless a step would then stand still.
 Result<void> RankExecutor::OpenChannels() {
+  if (everyone_->SendInTurnWaits() && !SendsMayWait(tasks_)) return {};
   const MessageChannels channels = FindMessageChannels(tasks_);
-  if (everyone_->SendInTurnWaits() && !channels.sends_may_wait) return {};
   GroupTransfer::SizesByEnd sizes;
   for (Work& work : work_) {
     if (work.transfer == nullptr) continue;
@@ -822,9 +822,10 @@ Result<void> RankExecutor::RunLoad(const Work& work) {
       queues_->EnqueueWrite(to, work.loads[i].data, bytes);
       continue;
     }
-    std::vector<std::byte> host(static_cast<size_t>(bytes.value));
-    TESSERA_RETURN_IF_ERROR(Load(task.writes[i], work.loads[i], host.data()));
-    device_.Write(to, host.data(), bytes);
+    const auto host = std::make_unique_for_overwrite<std::byte[]>(
+        static_cast<size_t>(bytes.value));
+    TESSERA_RETURN_IF_ERROR(Load(task.writes[i], work.loads[i], host.get()));
+    device_.Write(to, host.get(), bytes);
   }
   return {};
 }
@@ -861,11 +862,12 @@ Result<void> RankExecutor::LoadZigzag(const Tensor& tensor,
     LocalTensor run = block;
     run.shape[1] = width;
     run.offset[1] = position(first);
-    std::vector<std::byte> host(static_cast<size_t>(rows * width * size));
-    run.data = host.data();
+    const auto host = std::make_unique_for_overwrite<std::byte[]>(
+        static_cast<size_t>(rows * width * size));
+    run.data = host.get();
     TESSERA_RETURN_IF_ERROR(load_(tensor, run, samples_));
     for (int64_t row = 0; row < rows; ++row) {
-      std::copy_n(host.data() + row * width * size, width * size,
+      std::copy_n(host.get() + row * width * size, width * size,
                   block.as<std::byte>() + (row * columns + first) * size);
     }
     first = end;

@@ -12,6 +12,11 @@
 // place (runtime/step_order.h): a step allocates nothing and the host waits for
 // its end alone. Otherwise all tasks run in issue order. Results do not depend
 // on it.
+//
+// Thread safety: an executor belongs to one thread at a time, which alone calls
+// Run, and between Runs data, ReadValue, WriteValue and all else; what Run does
+// on other threads has ended when it returns. Only what the task graph alone
+// tells (placement, position, tasks) may be asked from any thread.
 
 #include <array>
 #include <functional>

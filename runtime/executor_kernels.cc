@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "planner/base/fnv1a.h"
@@ -64,6 +65,88 @@ std::vector<size_t> GroupsOf(const std::optional<MatrixForm>& form, size_t rank,
   if (dims <= form->batches) return {dims};
   return {form->batches, dims - form->batches};
 }
+
+// The lists of a factored optimizer's task (planner/lower/factored_update.h),
+// and what its calls have of them: one for each piece, or weight.
+class FactoredLists {
+ public:
+  FactoredLists(const TaskGraph& tasks, const Task& task,
+                const FactoredKernel& kernel)
+      : tasks_(tasks),
+        kernel_(kernel),
+        reads_(task.reads),
+        writes_(task.writes) {
+    while (!reads_.empty() && !tasks.value(reads_.back()).tensor.valid()) {
+      scalars_.insert(scalars_.begin(), reads_.back());
+      reads_.pop_back();
+    }
+    if (scalars_.empty()) scalars_.push_back(ValueId());
+    for (ValueId read : reads_) {
+      const TensorId weight = tasks.value(read).tensor;
+      if (std::ranges::find(weights_, weight) == weights_.end()) {
+        weights_.push_back(weight);
+      }
+    }
+    if (kernel.piece_reads > 0) {
+      pieces_ = (reads_.size() - Size(kernel.weight_reads) * weights_.size()) /
+                Size(kernel.piece_reads);
+    }
+    const auto is_whole = [&](size_t entries, int of_pieces, int of_weights) {
+      return entries ==
+             Size(of_pieces) * pieces_ + Size(of_weights) * weights_.size();
+    };
+    TESSERA_CHECK(
+        is_whole(reads_.size(), kernel.piece_reads, kernel.weight_reads) &&
+        is_whole(writes_.size(), kernel.piece_writes, kernel.weight_writes))
+        << task.kernel << " reads " << reads_.size() << " and writes "
+        << writes_.size();
+  }
+
+  size_t calls() const {
+    return kernel_.piece_reads == 0 ? weights_.size() : pieces_;
+  }
+  TensorId WeightOf(size_t call) const {
+    return tasks_.value(reads_[call]).tensor;
+  }
+  // With the scalars: the clip coefficient, which is invalid where there is
+  // none, and the loss scale.
+  std::vector<ValueId> ReadsOf(size_t call) const {
+    std::vector<ValueId> reads =
+        EntriesOf(call, reads_, kernel_.piece_reads, kernel_.weight_reads);
+    reads.insert(reads.end(), scalars_.begin(), scalars_.end());
+    return reads;
+  }
+  std::vector<ValueId> WritesOf(size_t call) const {
+    return EntriesOf(call, writes_, kernel_.piece_writes,
+                     kernel_.weight_writes);
+  }
+
+ private:
+  static size_t Size(int lists) { return static_cast<size_t>(lists); }
+
+  std::vector<ValueId> EntriesOf(size_t call, const std::vector<ValueId>& of,
+                                 int of_pieces, int of_weights) const {
+    const auto weight = static_cast<size_t>(
+        std::ranges::find(weights_, WeightOf(call)) - weights_.begin());
+    std::vector<ValueId> entries;
+    for (size_t list = 0; list < Size(of_pieces); ++list) {
+      entries.push_back(of[list * pieces_ + call]);
+    }
+    for (size_t list = 0; list < Size(of_weights); ++list) {
+      entries.push_back(
+          of[Size(of_pieces) * pieces_ + list * weights_.size() + weight]);
+    }
+    return entries;
+  }
+
+  const TaskGraph& tasks_;
+  const FactoredKernel& kernel_;
+  std::vector<ValueId> reads_;  // without the scalars
+  const std::vector<ValueId>& writes_;
+  std::vector<ValueId> scalars_;
+  std::vector<TensorId> weights_;
+  size_t pieces_ = 0;
+};
 
 }  // namespace
 
@@ -316,7 +399,6 @@ void RankExecutor::PlanLaunches(Work& work) {
   work.launches = LaunchSizes(listed);
 }
 
-// One call for each piece, or weight (planner/lower/factored_update.h).
 Result<void> RankExecutor::PrepareFactoredKernel(const Task& task,
                                                  const FactoredKernel& kernel,
                                                  Work& work) {
@@ -328,91 +410,42 @@ Result<void> RankExecutor::PrepareFactoredKernel(const Task& task,
       matrix_forms_.emplace(weights[w], forms[w]);
     }
   }
-  std::vector<ValueId> reads = task.reads;
-  std::vector<ValueId> scalars;
-  while (!reads.empty() && !tasks_.value(reads.back()).tensor.valid()) {
-    scalars.insert(scalars.begin(), reads.back());
-    reads.pop_back();
-  }
-  if (scalars.empty()) scalars.push_back(ValueId());
-  std::vector<TensorId> weights;
-  for (ValueId read : reads) {
-    const TensorId weight = tasks_.value(read).tensor;
-    if (std::ranges::find(weights, weight) == weights.end()) {
-      weights.push_back(weight);
-    }
-  }
-  const auto size = [](int lists) { return static_cast<size_t>(lists); };
-  const size_t pieces =
-      kernel.piece_reads == 0
-          ? 0
-          : (reads.size() - size(kernel.weight_reads) * weights.size()) /
-                size(kernel.piece_reads);
-  const auto is_whole = [&](size_t entries, int of_pieces, int of_weights) {
-    return entries ==
-           size(of_pieces) * pieces + size(of_weights) * weights.size();
-  };
-  TESSERA_CHECK(
-      is_whole(reads.size(), kernel.piece_reads, kernel.weight_reads) &&
-      is_whole(task.writes.size(), kernel.piece_writes, kernel.weight_writes))
-      << task.kernel << " reads " << reads.size() << " and writes "
-      << task.writes.size();
-
-  const size_t calls = kernel.piece_reads == 0 ? weights.size() : pieces;
-  std::vector<bool> begun(weights.size());
+  const FactoredLists lists(tasks_, task, kernel);
   const std::map<TensorId, int64_t> padded = PaddedWeights(graph_);
-  for (size_t i = 0; i < calls; ++i) {
-    const TensorId weight = tasks_.value(reads[i]).tensor;
-    const auto w = static_cast<size_t>(std::ranges::find(weights, weight) -
-                                       weights.begin());
-    const auto entries = [&](const std::vector<ValueId>& of, int of_pieces,
-                             int of_weights) {
-      std::vector<ValueId> entries;
-      for (size_t list = 0; list < size(of_pieces); ++list) {
-        entries.push_back(of[list * pieces + i]);
-      }
-      for (size_t list = 0; list < size(of_weights); ++list) {
-        entries.push_back(
-            of[size(of_pieces) * pieces + list * weights.size() + w]);
-      }
-      return entries;
-    };
-    std::vector<ValueId> operands =
-        entries(reads, kernel.piece_reads, kernel.weight_reads);
-    const std::vector<ValueId> results =
-        entries(task.writes, kernel.piece_writes, kernel.weight_writes);
+  std::set<TensorId> begun;
+  for (size_t i = 0; i < lists.calls(); ++i) {
+    const std::vector<ValueId> results = lists.WritesOf(i);
     if (IsAbsent(results[0])) continue;
-    operands.insert(operands.end(), scalars.begin(), scalars.end());
+    const std::vector<ValueId> operands = lists.ReadsOf(i);
     TESSERA_TRY(Call call, MakeCall(device, task.kernel, operands, results));
-    call.attributes =
-        FactoredAttributes(options_, graph_.tensor(weight).weight_decay,
-                           tasks_.value(results[0]).dtype);
-    call.accumulate = begun[w];
-    begun[w] = true;
-    if (kernel.piece_reads > 0) call.run = placement(reads[i]).run;
+    const TensorId id = lists.WeightOf(i);
+    const Tensor& weight = graph_.tensor(id);
+    call.attributes = FactoredAttributes(options_, weight.weight_decay,
+                                         tasks_.value(results[0]).dtype);
+    call.accumulate = !begun.insert(id).second;
+    if (kernel.piece_reads > 0) call.run = placement(operands[0]).run;
     // Dimensions of a matrix are brought together.
-    const auto& form = matrix_forms_.at(weight);
-    const size_t rank = graph_.tensor(weight).shape.size();
+    const auto& form = matrix_forms_.at(id);
     const auto regroup = [&](const std::vector<ValueId>& ids,
                              std::vector<LocalTensor>& tensors) {
       for (size_t k = 0; k < ids.size(); ++k) {
         if (!ids[k].valid() || !tasks_.value(ids[k]).tensor.valid()) continue;
         const size_t dims = tasks_.value(ids[k]).shape.size();
-        tensors[k] = Regrouped(ids[k], GroupsOf(form, rank, dims));
+        tensors[k] =
+            Regrouped(ids[k], GroupsOf(form, weight.shape.size(), dims));
       }
     };
     regroup(operands, call.operands);
     regroup(results, call.results);
     // Means are over the rows that are not padding, which are all zero.
-    if (const auto rows = padded.find(weight); rows != padded.end()) {
+    if (const auto rows = padded.find(id); rows != padded.end()) {
       int64_t& whole =
           call.operands[0].global_shape[form && form->batches == 0 ? 1 : 0];
-      whole = whole / graph_.tensor(weight).shape[0] * rows->second;
+      whole = whole / weight.shape[0] * rows->second;
     }
-    if (!scalars[0].valid()) {
-      const size_t coefficient = operands.size() - 1;
-      TESSERA_TRY(call.operands[coefficient].data, One(device));
-      call.operands[coefficient].dtype = ScalarType(graph_);
+    if (!operands.back().valid()) {
+      TESSERA_TRY(call.operands.back().data, One(device));
+      call.operands.back().dtype = ScalarType(graph_);
     }
     work.calls.push_back(std::move(call));
   }

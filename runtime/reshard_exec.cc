@@ -174,10 +174,10 @@ void Collective::PlanReduceScatter(Batch& batch) const {
       }
       sent += piece.elements() * size;
     }
-    batch.send_bytes.push_back(sent - start);
+    batch.counts.push_back((sent - start) / size);
   }
   batch.sent = sent;
-  batch.received = batch.send_bytes[self];
+  batch.received = batch.counts[self] * size;
 }
 
 void Collective::PlanGather(Batch& batch) const {
@@ -327,11 +327,8 @@ Result<void> Collective::Call(const Batch& batch, const void* send,
   switch (batch.route) {
     case Route::kAllReduce:
       return group_.AllReduce(receive, batch.sent / size, batch.dtype);
-    case Route::kReduceScatter: {
-      std::vector<int64_t> counts = batch.send_bytes;
-      for (int64_t& count : counts) count /= size;
-      return group_.ReduceScatter(send, receive, counts, batch.dtype);
-    }
+    case Route::kReduceScatter:
+      return group_.ReduceScatter(send, receive, batch.counts, batch.dtype);
     case Route::kGather:
       return group_.AllGather(send, batch.sent, receive, batch.receive_bytes);
     case Route::kExchange:

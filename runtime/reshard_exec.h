@@ -3,6 +3,11 @@
 // a Communicator, worked out once from the placements on both sides and run
 // many times. Ragged and strided shards are packed; where the buffers are
 // already in the order of the collective they are used as they are.
+//
+// Thread safety: both classes are immutable. Several threads may use them at
+// once where the device is concurrent, each with staging of its own, as far as
+// the communicator allows (communicator.h): Run of collectives of different
+// groups, Send and Receive of transfers beside each other and beside these.
 
 #include <map>
 #include <span>
@@ -73,12 +78,13 @@ class Collective {
     bool stage_receive = false;
     std::vector<PartCopy> pack;
     std::vector<PartCopy> unpack;
-    // Bytes of this rank's send and receive buffers, and by member where the
-    // call wants them so.
+    // Bytes of this rank's send and receive buffers; and by member, where the
+    // call wants them so, bytes or elements.
     int64_t sent = 0;
     int64_t received = 0;
     std::vector<int64_t> send_bytes;
     std::vector<int64_t> receive_bytes;
+    std::vector<int64_t> counts;  // kReduceScatter
   };
 
   Route RouteOf(const CollectivePart& part) const;

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "planner/base/rng.h"
+#include "planner/lower/fingerprint.h"
 #include "runtime/checkpoint.h"
 #include "runtime/comm/host_messages.h"
 #include "runtime/device/process_memory.h"
@@ -227,7 +228,11 @@ class Trainer {
       const auto rank = static_cast<int>(LossRank());
       if (all_.rank() == rank) loss = LossOf(*validator_);
       TESSERA_RETURN_IF_ERROR(messages_.Broadcast(&loss, sizeof(loss), rank));
-      TESSERA_TRY(const int64_t counted, job_.validation.labels(i));
+      if (i == std::ssize(validation_labels_)) {
+        TESSERA_TRY(const int64_t counted, job_.validation.labels(i));
+        validation_labels_.push_back(counted);
+      }
+      const int64_t counted = validation_labels_[static_cast<size_t>(i)];
       sum += loss * static_cast<double>(counted);
       labels += counted;
     }
@@ -302,6 +307,7 @@ class Trainer {
   LearningRate learning_rate_;
   TaskGraph loss_tasks_;
   std::unique_ptr<RankExecutor> validator_;  // null: no validation
+  std::vector<int64_t> validation_labels_;   // by batch, of those seen so far
   TrainingResult summary_;
   // Of the last steps whose tasks have times.
   std::deque<std::pair<Duration, Timeline>> kept_;
@@ -357,18 +363,7 @@ Terms TermsOf(const TrainingJob& job) {
   }
   uint64_t work = 0;
   for (char c : Fingerprint(*job.graph)) mix(work, c);
-  for (const Task& task : job.tasks->tasks) {
-    mix(work, task.kind);
-    mix(work, task.group.value);
-    mix(work, task.axes);
-    mix(work, task.node.value);
-    for (ValueId id : task.reads) mix(work, id.value);
-    for (ValueId id : task.writes) mix(work, id.value);
-  }
-  for (const Value& value : job.tasks->values) {
-    mix(work, value.dtype);
-    for (int64_t extent : value.shape) mix(work, extent);
-  }
+  mix(work, Fingerprint(*job.tasks));
   uint64_t validation = 0;
   mix(validation, job.validation.every);
   if (job.validation.every > 0) mix(validation, job.validation.batches);

@@ -118,10 +118,9 @@ class Assembler {
       for (const Use& use : on) depend(use);
     };
     for (ValueId read : task.reads) depend_all(uses_[RootOf(read)].writers);
-    // The first write of a step overwrites, later ones add. On the world's
-    // values every group has a copy of its own.
-    // A fresh result beside a sum (a token's statistics beside the loss) does
-    // not restart the sum.
+    // The first write of a step overwrites, later ones add: it is the first if
+    // none of its results was written. A fresh result beside a sum (a token's
+    // statistics beside the loss) does not restart the sum.
     bool first = true;
     for (ValueId written : task.writes) {
       const size_t root = RootOf(written);
@@ -207,6 +206,8 @@ class Assembler {
 
   size_t RootOf(ValueId id) const { return roots_[id.index()].index(); }
 
+  // Whether a task of `group` finds something there. Of the world's values
+  // every group has a copy of its own.
   bool Written(size_t root, GroupId group) const {
     if (tasks_.values[root].group != tasks_.world) return written_[root];
     return std::any_of(

@@ -125,8 +125,14 @@ MessageChannels FindMessageChannels(const TaskGraph& tasks) {
     channels.of_task[t] = channel->number;
     channels.of_task[static_cast<size_t>(receive)] = channel->number;
   }
-  channels.sends_may_wait = EndsWithMeetings(tasks, other);
   return channels;
+}
+
+bool SendsMayWait(const TaskGraph& tasks) {
+  const bool sends = std::ranges::any_of(tasks.tasks, [](const Task& task) {
+    return task.kind == TaskKind::kSend;
+  });
+  return !sends || EndsWithMeetings(tasks, OtherSides(tasks));
 }
 
 }  // namespace tessera

@@ -16,18 +16,20 @@ struct MessageChannels {
   // stream of another, and both are in the same order.
   std::vector<int> of_task;
   int count = 0;
-  // Whether a step ends on devices where a send holds its stream until its
-  // receive is at the head of its own, too. (CheckOrder's sends hand their
-  // messages over and go on.) Every rank then has a stream for each role, and
-  // one for the collectives between the same ranks; a task runs when it is at
-  // the head on all ranks of its group.
-  bool sends_may_wait = false;
 };
 
 // The fewest channels, first come first served: where messages overtake each
 // other, they are in different channels.
 // REQUIRES: CheckOrder finds nothing.
 MessageChannels FindMessageChannels(const TaskGraph& tasks);
+
+// Whether a step ends on devices where a send holds its stream until its
+// receive is at the head of its own, too. (CheckOrder's sends hand their
+// messages over and go on.) Every rank then has a stream for each role, and one
+// for the collectives between the same ranks; a task runs when it is at the
+// head on all ranks of its group.
+// REQUIRES: CheckOrder finds nothing.
+bool SendsMayWait(const TaskGraph& tasks);
 
 // One rank's end of a channel, from rank to rank. Ranks that connect their ends
 // one after another in this order, each when both sides are at it, never wait

@@ -150,8 +150,9 @@ class CommWorld {
   // may need it.
   virtual Result<Communicator*> Group(std::span<const int> ranks) = 0;
 
-  // Waits until the peers' channels have taken all that this rank sent.
-  // To be called at the end of a step and before the world is destroyed.
+  // Waits until the peers' channels have taken all that this rank sent. To be
+  // called before the world is destroyed; a step needs none, since what it sent
+  // moves onward behind it.
   virtual Result<void> Flush() = 0;
 
   // Makes every present and later operation of every rank return kUnavailable

@@ -29,6 +29,8 @@ using Clock = std::chrono::steady_clock;
 
 // Between looks at what another rank or a thread of NCCL has to do first.
 constexpr std::chrono::microseconds kPause{20};
+// Between questions to the store, whose one thread all ranks ask.
+constexpr std::chrono::milliseconds kStorePause{5};
 
 // How often a waiting rank asks NCCL for errors, and the store (a round trip
 // to rank 0) for an abort.
@@ -222,7 +224,8 @@ class NcclWorld : public CommWorld {
   Error AtThisRank(const Error& error, std::string_view what) const;
 
   template <typename Ready>
-  Result<void> Wait(Ready ready, Clock::time_point begin, std::string_view who);
+  Result<void> Wait(Ready ready, Clock::time_point begin, std::string_view who,
+                    std::chrono::microseconds pause = kPause);
   Result<void> WhileWaiting();
   Result<void> CheckHealth();
 
@@ -298,10 +301,12 @@ void NcclWorld::Abort(std::string_view reason) {
   Fail(RankAborted(rank_, reason));
 }
 
-// Waits until ready() returns true. `who` is waited for, since `begin`.
+// Waits until ready() returns true, which is asked every `pause`. `who` is
+// waited for, since `begin`.
 template <typename Ready>
 Result<void> NcclWorld::Wait(Ready ready, Clock::time_point begin,
-                             std::string_view who) {
+                             std::string_view who,
+                             std::chrono::microseconds pause) {
   for (;;) {
     Result<bool> done = ready();
     if (!done) return Fail(done.error());
@@ -311,7 +316,7 @@ Result<void> NcclWorld::Wait(Ready ready, Clock::time_point begin,
     if (waited.count() > options_.timeout.seconds()) {
       return Fail(RankWaitedTooLong(rank_, options_.timeout, who));
     }
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(pause);
   }
 }
 
@@ -396,7 +401,7 @@ Result<std::string> NcclWorld::GetWhenSet(const std::string& key,
         TESSERA_TRY(const int64_t set, store_.Add(key + "/set", 0));
         return set > 0;
       },
-      Clock::now(), who));
+      Clock::now(), who, kStorePause));
   return store_.Get(key, options_.timeout);
 }
 

@@ -85,6 +85,8 @@ class FileDescriptor {
     if (fd_ >= 0) close(fd_);
   }
   int get() const { return fd_; }
+  // It then belongs to the caller.
+  int Release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_;
@@ -617,7 +619,7 @@ Result<ListeningSocket> ListenOnLoopback() {
     return Unavailable(Text("cannot listen on the loopback interface: ",
                             std::strerror(errno)));
   }
-  return ListeningSocket{dup(fd.get()), ntohs(address.sin_port)};
+  return ListeningSocket{fd.Release(), ntohs(address.sin_port)};
 }
 
 }  // namespace tessera

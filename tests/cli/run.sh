@@ -93,6 +93,18 @@ wait $other && fail "rank 1 trained on documents of its own"
 [[ $code == 2 ]] || fail "exit code $code for ranks that read otherwise"
 grep -q "rank 1 was started with another data (--data," "$work/stderr" ||
   fail "another data: $(cat "$work/stderr")"
+# Plans with the same tasks on values of the same shapes: one rank would take
+# the sequence in another order.
+RANK=1 LOCAL_RANK=1 "$tessera" run "${training[@]}" \
+  --strategy cp=2,cp-balance=zigzag >"$work/otherwise" 2>&1 &
+other=$!
+code=0
+RANK=0 LOCAL_RANK=0 "$tessera" run "${training[@]}" --strategy cp=2 \
+  >"$work/stdout" 2>"$work/stderr" || code=$?
+wait $other && fail "rank 1 trained by a plan of its own"
+[[ $code == 2 ]] || fail "exit code $code for ranks with different plans"
+grep -q "rank 1 was started with another model or plan than rank 0" \
+  "$work/stderr" || fail "another plan: $(cat "$work/stderr")"
 unset MASTER_ADDR MASTER_PORT WORLD_SIZE
 [[ ! -s $work/rank1 ]] || fail "rank 1 printed"
 json 'len(j["losses"]) == 3' "$work/rank0" >/dev/null

@@ -68,22 +68,23 @@ TaskGraph Messages(const std::vector<std::string>& order) {
 }
 
 TEST_F(MessageChannelsTest, OneChannelForEachDirection) {
-  const MessageChannels channels = FindMessageChannels(
-      Messages({"a0", "a1", "A0", "b0", "A1", "B0", "b1", "B1"}));
+  const TaskGraph tasks =
+      Messages({"a0", "a1", "A0", "b0", "A1", "B0", "b1", "B1"});
+  const MessageChannels channels = FindMessageChannels(tasks);
   EXPECT_EQ(channels.count, 2);
   EXPECT_EQ(channels.of_task, (std::vector{0, 0, 0, 1, 0, 1, 1, 1}));
-  EXPECT_TRUE(channels.sends_may_wait);
+  EXPECT_TRUE(SendsMayWait(tasks));
 }
 
 // Sent as 0 1 2 and received as 2 0 1, message 2 overtakes the others: 0 and 1
 // share a channel. Where sends wait, 0 is before 2 at the sender and behind it
 // at the receiver.
 TEST_F(MessageChannelsTest, MessagesThatOvertakeHaveChannelsOfTheirOwn) {
-  const MessageChannels channels =
-      FindMessageChannels(Messages({"a0", "a1", "a2", "A2", "A0", "A1"}));
+  const TaskGraph tasks = Messages({"a0", "a1", "a2", "A2", "A0", "A1"});
+  const MessageChannels channels = FindMessageChannels(tasks);
   EXPECT_EQ(channels.count, 2);
   EXPECT_EQ(channels.of_task, (std::vector{0, 0, 1, 1, 0, 0}));
-  EXPECT_FALSE(channels.sends_may_wait);
+  EXPECT_FALSE(SendsMayWait(tasks));
 }
 
 // Sends that hand over: all reversed, n channels.
@@ -95,12 +96,11 @@ TEST_F(MessageChannelsTest, TheFewestThatKeepOrder) {
 
 // Both send in one stream before they receive; the receives are elsewhere.
 TEST_F(MessageChannelsTest, CrossingSendsMayWait) {
-  EXPECT_TRUE(
-      FindMessageChannels(Messages({"a0", "b0", "A0", "B0"})).sends_may_wait);
-  // Not where a receive is behind what waits for it.
   TaskGraph tasks = Messages({"a0", "b0", "A0", "B0"});
+  EXPECT_TRUE(SendsMayWait(tasks));
+  // Not where a receive is behind what waits for it.
   for (Task& task : tasks.tasks) task.stream = StreamRole::kSendForward;
-  EXPECT_FALSE(FindMessageChannels(tasks).sends_may_wait);
+  EXPECT_FALSE(SendsMayWait(tasks));
 }
 
 // What the header promises, of every schedule; and that on GPUs all may wait.
@@ -112,7 +112,7 @@ TEST_F(MessageChannelsTest, SchedulesKeepOrderWithinChannels) {
                                ",schedule=" + std::string(schedule->name);
       const TaskGraph tasks = Lowered(text);
       const MessageChannels channels = FindMessageChannels(tasks);
-      EXPECT_TRUE(channels.sends_may_wait) << text;
+      EXPECT_TRUE(SendsMayWait(tasks)) << text;
       EXPECT_GT(channels.count, 0) << text;
       struct Channel {
         std::vector<ValueId> sent;

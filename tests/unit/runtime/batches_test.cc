@@ -317,5 +317,32 @@ TEST_F(ResumeTest, ValidationOnlyLooks) {
   EXPECT_FALSE(plain.validation_loss.has_value());
 }
 
+// They are the same each time.
+TEST_F(ResumeTest, LabelsOfValidationAreCountedOnce) {
+  const TaskGraph tasks = LowerStrategy(graph_, 1, "dp=1", {}).value();
+  const auto worlds = MakeThreadWorlds(1, {});
+  CpuDevice device;
+  int counted = 0;
+  int validated = 0;
+  TrainingJob job;
+  job.graph = &graph_;
+  job.tasks = &tasks;
+  job.steps = 6;
+  job.load = LoadTraining(*batches_);
+  job.world = worlds[0].get();
+  job.device = &device;
+  job.validation = {2, 1, LoadValidation(*batches_), [&](int64_t batch) {
+                      ++counted;
+                      return batches_->ValidationLabels(batch);
+                    }};
+  job.progress = [&](const StepReport& report) -> Result<void> {
+    validated += report.validation_loss.has_value() ? 1 : 0;
+    return {};
+  };
+  ASSERT_TRUE(Train(job));
+  EXPECT_EQ(validated, 3);
+  EXPECT_EQ(counted, 1);
+}
+
 }  // namespace
 }  // namespace tessera

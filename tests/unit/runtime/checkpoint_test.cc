@@ -558,6 +558,12 @@ TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
   ASSERT_NE(norm, other_epsilon.nodes.end());
   ASSERT_FALSE(norm->attributes.empty());
   norm->attributes[0].value *= 2;
+  TaskGraph zigzag = tasks;
+  zigzag.zigzag = 2;
+  TaskGraph other_devices = tasks;
+  for (DeviceGroup& group : other_devices.groups) {
+    std::ranges::reverse(group.devices);
+  }
   struct Case {
     std::string what;
     std::function<void(TrainingJob&)> change;
@@ -572,6 +578,8 @@ TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
       {"rounding (--stochastic-rounding)",
        [](TrainingJob& job) { job.options.stochastic_rounding = true; }},
       {"model or plan", [&](TrainingJob& job) { job.graph = &other_epsilon; }},
+      {"model or plan", [&](TrainingJob& job) { job.tasks = &zigzag; }},
+      {"model or plan", [&](TrainingJob& job) { job.tasks = &other_devices; }},
       {"learning rate (--lr, --warmup, --decay, --min-lr, --decay-steps)",
        [](TrainingJob& job) { job.learning_rate->warmup = 3; }},
       {"learning rate (--lr, --warmup, --decay, --min-lr, --decay-steps)",

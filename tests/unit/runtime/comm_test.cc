@@ -967,6 +967,30 @@ TEST(StoreTest, SetGetAddBarrier) {
   EXPECT_FALSE((*store)->Set(std::string(257, 'k'), ""));
 }
 
+// With one file descriptor left it has that one.
+TEST(StoreTest, ListensWithTheLastFileDescriptor) {
+  const int next = dup(0);
+  ASSERT_GE(next, 0);
+  close(next);
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto listen_with = [&](int descriptors) {
+    const rlimit few = {static_cast<rlim_t>(descriptors), before.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    auto socket = ListenOnLoopback();
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    return socket;
+  };
+  const auto socket = listen_with(next + 1);
+  ASSERT_TRUE(socket) << socket.error().ToString();
+  EXPECT_EQ(socket->fd, next);
+  EXPECT_GT(socket->port, 0);
+  close(socket->fd);
+  const auto none = listen_with(next);
+  ASSERT_FALSE(none);
+  EXPECT_THAT(none.error().message, HasSubstr("Too many open files"));
+}
+
 TEST(StoreTest, GetTimesOutAndTheStoreLivesOn) {
   const ListeningSocket socket = ListenOnLoopback().value();
   auto store = Store::Open(LocalStore(socket, 0));
