@@ -147,8 +147,8 @@ Passage PassageOf(const TemplateProgram& program, int input, int output,
   return {stream.stream, out.stream, stream.input, out.input};
 }
 
-// A replica of the strategy: what its data parallelism, pipeline and order are
-// no part of.
+// A replica of the strategy, all on the device: what its data parallelism,
+// pipeline, order and offloading are no part of.
 Strategy ReplicaOf(const Strategy& strategy) {
   static const Strategy kUsual;
   Strategy replica = strategy;
@@ -161,6 +161,9 @@ Strategy ReplicaOf(const Strategy& strategy) {
   replica.prefetch = kUsual.prefetch;
   replica.schedule = kUsual.schedule;
   replica.order = kUsual.order;
+  replica.parameter_tier = kUsual.parameter_tier;
+  replica.optimizer_tier = kUsual.optimizer_tier;
+  replica.gradient_tier = kUsual.gradient_tier;
   return replica;
 }
 

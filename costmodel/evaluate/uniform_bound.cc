@@ -49,9 +49,19 @@ bool IsInnermost(const Strategy& strategy) {
 bool IsPlain(const Strategy& s) {
   return s.actions.empty() && s.recompute_layers == 0 && !s.split_branches &&
          !s.by_speed && s.dp_kind == DataParallelKind::kDdp &&
-         s.parameter_tier == MemoryTier::kDevice &&
-         s.optimizer_tier == MemoryTier::kDevice &&
          s.activation_tier == MemoryTier::kDevice;
+}
+
+// Where parameters, gradients and optimizer state are, as in BlockCost::stored.
+std::array<MemoryTier, 3> TiersOf(const Strategy& s) {
+  return {s.parameter_tier, s.gradient_tier, s.optimizer_tier};
+}
+bool Offloads(const Strategy& s) {
+  return TiersOf(s) != std::array<MemoryTier, 3>{};
+}
+
+int64_t Picoseconds(double bytes, BytesPerSecond rate) {
+  return bytes > 0 ? static_cast<int64_t>(bytes / rate.value * 1e12) : 0;
 }
 
 constexpr Score kNothingKnown = {Duration{}, Bytes{}, /*feasible=*/true};
@@ -65,14 +75,23 @@ uint64_t Word(std::initializer_list<std::pair<int64_t, int>> fields) {
   return out;
 }
 
-// What a device stores of a block or a stage under a ZeRO stage.
+// What a rank stores of a block or a stage, of category `c`, under a ZeRO
+// stage.
 template <typename Cost>
-double StoredBytes(const Cost& cost, int zero, int64_t dp) {
+double StoredBytes(const Cost& cost, size_t c, int zero, int64_t dp) {
+  return zero >= 3 - static_cast<int>(c) ? cost.cut[c] / static_cast<double>(dp)
+                                         : static_cast<double>(cost.stored[c]);
+}
+// On a tier. Beside the device gradients, too, are kept once from ZeRO-1 on.
+template <typename Cost>
+double StoredBytes(const Cost& cost, const Strategy& strategy, int64_t dp,
+                   MemoryTier tier) {
+  const std::array<MemoryTier, 3> tiers = TiersOf(strategy);
   double bytes = 0;
-  for (size_t c = 0; c < cost.stored.size(); ++c) {
-    bytes += zero >= 3 - static_cast<int>(c)
-                 ? cost.cut[c] / static_cast<double>(dp)
-                 : static_cast<double>(cost.stored[c]);
+  for (size_t c = 0; c < tiers.size(); ++c) {
+    if (tiers[c] != tier) continue;
+    const bool once = c == 1 && tier != MemoryTier::kDevice;
+    bytes += StoredBytes(cost, c, strategy.zero + (once ? 1 : 0), dp);
   }
   return bytes;
 }
@@ -92,7 +111,8 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
       facts_(short_.graph, cluster, options),
       shapes_(ShapesOf(short_.graph, Plan().prefetch)),
       pricer_(short_.graph, cluster, profile, PricerOptionsOf(options)),
-      host_size_(HostSize(cluster, pricer_)) {
+      host_size_(HostSize(cluster, pricer_)),
+      clips_(options.clip > 0) {
   if (profile != nullptr) return;
   const Router router(cluster);
   double in = 0;
@@ -383,7 +403,7 @@ double UniformBound::AllReduce(const Strategy& strategy, int64_t bytes) const {
 std::vector<LayerCost> UniformBound::LayerCosts(
     const Strategy& strategy) const {
   if (host_size_ == 0 || shapes_.empty() || !IsPlain(strategy) ||
-      !IsInnermost(strategy)) {
+      Offloads(strategy) || !IsInnermost(strategy)) {
     return {};
   }
   const BlockCosts& blocks = CostsOf(strategy, /*splits=*/false);
@@ -415,7 +435,8 @@ std::vector<LayerCost> UniformBound::LayerCosts(
     cost.update += static_cast<double>(block.update) / cuts;
     cost.kept = static_cast<double>(block.kept);
     cost.backward_peak = static_cast<double>(block.backward_peak);
-    cost.stored = StoredBytes(block, strategy.zero, strategy.dp);
+    cost.stored =
+        StoredBytes(block, strategy, strategy.dp, MemoryTier::kDevice);
   }
   if (costs.empty()) return {};
   std::vector<LayerCost> all;  // of the whole graph
@@ -432,7 +453,8 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
   const int64_t others = replica * strategy.pp;
   const auto schedule = FindSchedule(strategy.schedule);
   if (host_size_ == 0 || shapes_.empty() || !IsPlain(strategy) || !schedule ||
-      others <= 0 || devices % others != 0) {
+      others <= 0 || devices % others != 0 ||
+      (Offloads(strategy) && !cluster_.host)) {
     return std::nullopt;
   }
   Setting setting;
@@ -481,6 +503,69 @@ int64_t UniformBound::ExchangeTime(const Setting& setting, size_t stage,
                    (bytes + device_crossings_of_sum_ * summed)));
 }
 
+// What the optimizer takes behind a stage's last gradients of activations. On
+// the host nothing may begin before the norm of all gradients is known.
+int64_t UniformBound::UpdateOf(const Strategy& strategy, const Setting& setting,
+                               size_t stage) const {
+  if (strategy.optimizer_tier == MemoryTier::kDevice) {
+    return strategy.zero == 0 ? setting.pipeline->stages[stage].update : 0;
+  }
+  return clips_ ? HostUpdate(strategy, setting, stage) : 0;
+}
+
+// Moments and masters are read and written.
+int64_t UniformBound::HostUpdate(const Strategy& strategy,
+                                 const Setting& setting, size_t stage) const {
+  const double state = StoredBytes(setting.pipeline->stages[stage], 2,
+                                   strategy.zero, setting.dp);
+  return OnHost(2 * state);
+}
+
+// Of bytes that the host reads and writes for one device, while all its devices
+// have it do so.
+int64_t UniformBound::OnHost(double bytes) const {
+  if (cluster_.TypeOf(DeviceId(0)).shared_memory) return 0;
+  return Picoseconds(bytes * host_size_, cluster_.host->memory_bandwidth);
+}
+
+// The longest of the streams that serve the tiers of a stage. Parameters beside
+// the device are fetched for each pass; gradients there are added up for each
+// microbatch.
+int64_t UniformBound::TierTime(const Strategy& strategy, const Setting& setting,
+                               size_t stage) const {
+  const Host& host = *cluster_.host;
+  const StageCost& cost = setting.pipeline->stages[stage];
+  const auto m = static_cast<double>(setting.shape.microbatches);
+  const auto cuts = static_cast<double>(
+      strategy.zero == 0 ? 1 : setting.dp * strategy.cp * strategy.ep);
+  const double fetched = m * static_cast<double>(cost.gathered) / cuts;
+  const double gradients = static_cast<double>(cost.exchanged[1]) / cuts;
+  const double state = StoredBytes(cost, 2, strategy.zero, setting.dp);
+  double on_host = 2 * state;  // read and written
+  double out = gradients;
+  double in = 0;
+  double file_read = 0;
+  double file_written = 0;
+  if (strategy.gradient_tier != MemoryTier::kDevice) {
+    out *= m;
+    on_host += 3 * m * gradients;  // both terms read, the sum written
+  }
+  if (strategy.parameter_tier != MemoryTier::kDevice) in += fetched;
+  if (strategy.parameter_tier == MemoryTier::kFile) file_read += fetched;
+  if (strategy.optimizer_tier == MemoryTier::kFile) {
+    file_read += state;
+    file_written += state;
+  }
+  int64_t time = std::max(
+      OnHost(on_host),
+      std::max(Picoseconds(file_read * host_size_, host.storage_read),
+               Picoseconds(file_written * host_size_, host.storage_write)));
+  if (!cluster_.TypeOf(DeviceId(0)).shared_memory) {
+    time = std::max(time, Picoseconds(std::max(in, out), host.device_link));
+  }
+  return time;
+}
+
 int64_t UniformBound::Formula(const Strategy& strategy,
                               const Setting& setting) const {
   const Pipeline& pipeline = *setting.pipeline;
@@ -491,8 +576,8 @@ int64_t UniformBound::Formula(const Strategy& strategy,
                : setting.schedule->put_off(stage, setting.shape);
   };
   int64_t time = 0;
-  const int64_t end = put_off(0) * pipeline.stages[0].weight +
-                      (strategy.zero == 0 ? pipeline.stages[0].update : 0);
+  const int64_t end =
+      put_off(0) * pipeline.stages[0].weight + UpdateOf(strategy, setting, 0);
   int64_t drained = 0;  // the stages behind, through to the first
   for (int s = strategy.pp; s-- > 0;) {
     const auto at = static_cast<size_t>(s);
@@ -512,11 +597,14 @@ int64_t UniformBound::Formula(const Strategy& strategy,
         s == 0 ? done
                : begin + std::max<int64_t>(first.backward.stream_to_output, 0);
     const int64_t own_end =
-        put_off(s) * stage.weight + (strategy.zero == 0 ? stage.update : 0);
+        put_off(s) * stage.weight + UpdateOf(strategy, setting, at);
     time = std::max({time, done + own_end, sent + stage.drain + end});
 
     double bytes = 0;  // that the replicas exchange
     const auto [parameters, gradients] = stage.exchanged;
+    if (Offloads(strategy)) {
+      time = std::max(time, TierTime(strategy, setting, at));
+    }
     if (strategy.zero >= 3) bytes += static_cast<double>(stage.gathered);
     if (strategy.zero >= 2) bytes += static_cast<double>(gradients);
     bytes *= static_cast<double>(m);
@@ -589,8 +677,7 @@ int64_t UniformBound::Walk(const Strategy& strategy,
   }
   int64_t time = 0;
   for (size_t s = 0; s < pp; ++s) {
-    const int64_t update = strategy.zero == 0 ? pipeline.stages[s].update : 0;
-    time = std::max({time, free[s] + update,
+    time = std::max({time, free[s] + UpdateOf(strategy, setting, s),
                      ReductionEnd(strategy, setting, s, last_backward[s])});
   }
   return time;
@@ -600,7 +687,8 @@ double UniformBound::StoredIn(const Strategy& strategy,
                               const Setting& setting) const {
   double most = 0;
   for (const StageCost& stage : setting.pipeline->stages) {
-    most = std::max(most, StoredBytes(stage, strategy.zero, setting.dp));
+    most = std::max(
+        most, StoredBytes(stage, strategy, setting.dp, MemoryTier::kDevice));
   }
   return most;
 }
@@ -613,7 +701,7 @@ double UniformBound::PeakOf(const Strategy& strategy,
     double bytes = static_cast<double>(
         stage.kept * setting.schedule->ahead(s, setting.shape) +
         stage.backward_peak);
-    bytes += StoredBytes(stage, strategy.zero, setting.dp);
+    bytes += StoredBytes(stage, strategy, setting.dp, MemoryTier::kDevice);
     peak = std::max(peak, bytes);
   }
   return peak;
@@ -626,7 +714,8 @@ Score UniformBound::Of(const GraphIndex& index, const Strategy& strategy,
     Strategy once = strategy;
     once.recompute = RecomputeLevel::kNone;
     const auto setting = SettingOf(index, once);
-    return setting ? ScoreFor(Formula(once, *setting), StoredIn(once, *setting))
+    return setting ? ScoreFor(once, *setting, Formula(once, *setting),
+                              StoredIn(once, *setting))
                    : kNothingKnown;
   }
   const auto setting = SettingOf(index, strategy);
@@ -635,14 +724,31 @@ Score UniformBound::Of(const GraphIndex& index, const Strategy& strategy,
   if (bound == Objective::Bound::kClose) {
     time = std::max(time, Walk(strategy, *setting));
   }
-  return ScoreFor(time, PeakOf(strategy, *setting));
+  return ScoreFor(strategy, *setting, time, PeakOf(strategy, *setting));
 }
 
-Score UniformBound::ScoreFor(int64_t time, double bytes) const {
-  const Bytes peak = {static_cast<int64_t>(bytes)};
-  const Bytes memory = cluster_.TypeOf(DeviceId(0)).memory;
-  if (peak <= memory) return {{time}, Bytes{}, /*feasible=*/true};
-  return {{time}, peak - memory, /*feasible=*/false};
+// What the tiers beside the device lack counts as what devices do: the most
+// that any has too little of.
+Score UniformBound::ScoreFor(const Strategy& strategy, const Setting& setting,
+                             int64_t time, double bytes) const {
+  Bytes overflow;
+  const auto need = [&](double needed, Bytes has) {
+    overflow = Max(overflow, Bytes{static_cast<int64_t>(needed)} - has);
+  };
+  need(bytes, cluster_.TypeOf(DeviceId(0)).memory);
+  if (Offloads(strategy)) {
+    // Of the stage that has least: which stages share a host is not looked at.
+    for (const MemoryTier tier : {MemoryTier::kHost, MemoryTier::kFile}) {
+      double least = std::numeric_limits<double>::infinity();
+      for (const StageCost& stage : setting.pipeline->stages) {
+        least = std::min(least, StoredBytes(stage, strategy, setting.dp, tier));
+      }
+      need(host_size_ * least, tier == MemoryTier::kHost
+                                   ? cluster_.host->memory
+                                   : cluster_.host->storage);
+    }
+  }
+  return {{time}, overflow, overflow == Bytes{}};
 }
 
 }  // namespace tessera

@@ -62,13 +62,20 @@
 // what else splits a layer. Blocks that repeat are left out of its graph
 // (planner/ir/short_graph.h).
 //
+// Offloading. What lies in the host's memory or in files is none of the
+// device's. In place of the optimizer on the device comes that on the host,
+// behind the last gradients where their norm clips them. Each of the streams
+// that serve the tiers is a bound, too: the host's sums and updates, copies in
+// and out, files read and written.
+//
 // Left out, so that the bound is below: what links that ranks of a host share
 // limit, and sends within a host; all latencies of exchanges between replicas;
 // the optimizer where ZeRO cuts its state; the sum of squares' reduction;
 // collectives wherever ranks are laid so that a layer's replica is not a block
-// of neighbours; whatever the table cannot know because a strategy offloads, is
-// rooted, splits branches or has a table of actions, and clusters of unlike
-// hosts or devices: these have the bound of no time and no memory.
+// of neighbours; whatever the table cannot know because a strategy offloads
+// activations, is rooted, splits branches or has a table of actions, and
+// clusters of unlike hosts or devices: these have the bound of no time and no
+// memory.
 //
 // Thread-safe.
 
@@ -191,6 +198,13 @@ class UniformBound {
   // Nothing where the tables do not know the strategy.
   std::optional<Setting> SettingOf(const GraphIndex& index,
                                    const Strategy& strategy) const;
+  int64_t UpdateOf(const Strategy& strategy, const Setting& setting,
+                   size_t stage) const;
+  int64_t HostUpdate(const Strategy& strategy, const Setting& setting,
+                     size_t stage) const;
+  int64_t OnHost(double bytes) const;
+  int64_t TierTime(const Strategy& strategy, const Setting& setting,
+                   size_t stage) const;
   int64_t Formula(const Strategy& strategy, const Setting& setting) const;
   int64_t Walk(const Strategy& strategy, const Setting& setting) const;
   // Of bytes that each rank of a stage gathers, or leaves the sum of with one,
@@ -203,7 +217,8 @@ class UniformBound {
   double StoredIn(const Strategy& strategy, const Setting& setting) const;
   double PeakOf(const Strategy& strategy, const Setting& setting) const;
   // Of a step of so many picoseconds, on devices that hold so many bytes.
-  Score ScoreFor(int64_t time, double bytes) const;
+  Score ScoreFor(const Strategy& strategy, const Setting& setting, int64_t time,
+                 double bytes) const;
 
   const Cluster& cluster_;
   const ShortGraph short_;
@@ -212,6 +227,7 @@ class UniformBound {
   const std::vector<BlockShape> shapes_;
   Pricer pricer_;
   int host_size_ = 0;  // devices of each host; 0: hosts or devices differ
+  const bool clips_;   // gradients, by the norm of all
   // Bytes a second into or out of a host, whichever is more, and how often a
   // sum over hosts crosses that; 0: collectives are measured, or do not cross.
   double host_bandwidth_ = 0;

@@ -531,18 +531,19 @@ class StartFinder {
   void Offload(double end) {
     const Score before = ScoreOfBest();
     if (before.feasible) return;
-    std::optional<Candidate> least;
+    std::vector<Strategy> offloaded;
     for (const Approach& approach : Approaches()) {
       if (!approach.offloads) continue;
-      const auto best =
-          BestOf(approach, space_, allowed_, threads_, After(end));
-      if (!best || (least && !Better(best->score, least->score))) continue;
-      least = best;
-      if (least->score.feasible) break;
+      std::ranges::move(approach.strategies(space_),
+                        std::back_inserter(offloaded));
     }
-    if (!least) return;
-    if (!starts_.ranked.empty() && !Better(least->score, before)) return;
-    PutFirst(PlanOf(least->strategy));
+    const SweepResult swept =
+        Sweep(space_, allowed_, offloaded, count_, threads_, After(end));
+    const bool none = starts_.ranked.empty();
+    for (size_t i = swept.best.size(); i-- > 0;) {
+      const Candidate& found = swept.best[i];
+      if (none || Better(found.score, before)) PutFirst(PlanOf(found.strategy));
+    }
   }
 
   const SearchSpace& space_;

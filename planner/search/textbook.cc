@@ -150,80 +150,55 @@ bool FitsAlone(const SearchSpace& space, const Objective& objective) {
   return false;
 }
 
-// Adds `strategy` with the optimizer on a tier, parameters there or on the
-// device, and gradients on the host or the device. Every fourth microbatch
-// size: each plan is simulated.
-void AddOffloaded(const SearchSpace& space, Strategy strategy,
-                  MemoryTier optimizer, MemoryTier parameters,
-                  std::vector<Strategy>& all) {
-  strategy.optimizer_tier = optimizer;
-  for (const MemoryTier tier : {MemoryTier::kDevice, parameters}) {
-    strategy.parameter_tier = tier;
-    for (const RecomputeLevel level :
-         {RecomputeLevel::kNone, RecomputeLevel::kFull}) {
-      strategy.recompute = level;
+// Those of the grid that `is` keeps, of the plainest schedule and without cuts
+// of the sequence, with the optimizer on a tier, parameters there or on the
+// device, and gradients on the host or the device.
+template <typename Is>
+std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier tier,
+                                int tiles, Is is) {
+  std::vector<Strategy> all;
+  if (!space.cluster->host.has_value()) return all;
+  const auto whole = Grid(space, [&](const Strategy& s) {
+    return is(s) && s.cp == 1 && s.vp == 1 &&
+           s.schedule == Strategy().schedule &&
+           s.recompute != RecomputeLevel::kSelective;
+  });
+  for (Strategy strategy : whole) {
+    strategy.tiles = tiles;
+    strategy.optimizer_tier = tier;
+    for (const MemoryTier parameters : {MemoryTier::kDevice, tier}) {
       for (const MemoryTier gradients :
            {MemoryTier::kDevice, MemoryTier::kHost}) {
+        strategy.parameter_tier = parameters;
         strategy.gradient_tier = gradients;
-        for (const Strategy& sized : WithSamples(space, strategy)) {
-          if (sized.mbs == 1 || sized.mbs % 4 == 0) all.push_back(sized);
-        }
+        all.push_back(strategy);
       }
     }
   }
-}
-
-// Data parallelism of every stage of ZeRO.
-std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier optimizer,
-                                MemoryTier parameters, int tiles) {
-  std::vector<Strategy> all;
-  Strategy strategy;
-  strategy.dp = space.devices();
-  strategy.tiles = tiles;
-  const bool alone = strategy.dp == 1;
-  for (strategy.zero = alone ? 0 : 1; strategy.zero <= (alone ? 0 : 3);
-       ++strategy.zero) {
-    AddOffloaded(space, strategy, optimizer, parameters, all);
-  }
   return all;
 }
 
-// Pipelines and tensor parallelism, each stage's state in its host's memory.
-std::vector<Strategy> SplitOnHost(const SearchSpace& space) {
-  std::vector<Strategy> all;
-  if (!space.cluster->host.has_value()) return all;
-  const int devices = space.devices();
-  const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
-  for (int tp : Divisors(devices, space.least_devices_of_node)) {
-    for (int pp : Divisors(devices / tp, blocks)) {
-      if (tp * pp == 1) continue;
-      Strategy strategy;
-      strategy.tp = tp;
-      strategy.pp = pp;
-      strategy.dp = devices / tp / pp;
-      strategy.zero = strategy.dp > 1 ? 1 : 0;
-      AddOffloaded(space, strategy, MemoryTier::kHost, MemoryTier::kHost, all);
-    }
-  }
-  return all;
+// Data parallelism of every stage of ZeRO; on one device there is none.
+template <MemoryTier kTier, int kTiles>
+std::vector<Strategy> ZeroOffloaded(const SearchSpace& space) {
+  return Offloaded(space, kTier, kTiles, [&](const Strategy& s) {
+    return !IsEither(s) && s.ep == 1 && (s.zero > 0 || space.devices() == 1);
+  });
 }
 
-std::vector<Strategy> OnHost(const SearchSpace& space) {
-  if (!space.cluster->host.has_value()) return {};
-  return Offloaded(space, MemoryTier::kHost, MemoryTier::kHost, 1);
-}
-
-std::vector<Strategy> InFiles(const SearchSpace& space) {
-  if (!space.cluster->host.has_value()) return {};
-  return Offloaded(space, MemoryTier::kFile, MemoryTier::kFile, 1);
+// Pipelines and tensor parallelism, each stage's state beside its devices, and
+// each state once.
+template <MemoryTier kTier>
+std::vector<Strategy> SplitOffloaded(const SearchSpace& space) {
+  return Offloaded(space, kTier, 1, [](const Strategy& s) {
+    return IsEither(s) && (s.zero > 0 || s.dp * s.ep == 1);
+  });
 }
 
 std::vector<Strategy> Tiled(const SearchSpace& space) {
-  if (!space.cluster->host.has_value()) return {};
   constexpr int kTiles = 4;
-  auto all = Offloaded(space, MemoryTier::kHost, MemoryTier::kHost, kTiles);
-  const auto files =
-      Offloaded(space, MemoryTier::kFile, MemoryTier::kFile, kTiles);
+  auto all = ZeroOffloaded<MemoryTier::kHost, kTiles>(space);
+  const auto files = ZeroOffloaded<MemoryTier::kFile, kTiles>(space);
   all.insert(all.end(), files.begin(), files.end());
   return all;
 }
@@ -247,13 +222,17 @@ std::span<const Approach> Approaches() {
                ThreeDZero, PlainSplits<IsBoth, 1>},
       Approach{"ZeRO with CPU offload",
                "optimizer state, perhaps parameters, in the host's memory",
-               true, OnHost, PlainReplicas<0>},
+               true, ZeroOffloaded<MemoryTier::kHost, 1>, PlainReplicas<0>},
       Approach{"PP+TP with CPU offload",
                "stages or tensor ranks, state in the host's memory", true,
-               SplitOnHost, PlainSplits<IsEither, 0>},
+               SplitOffloaded<MemoryTier::kHost>, PlainSplits<IsEither, 0>},
       Approach{"ZeRO with NVMe offload",
                "data parallelism, state and perhaps parameters in files", true,
-               InFiles, PlainReplicas<0>},
+               ZeroOffloaded<MemoryTier::kFile, 1>, PlainReplicas<0>},
+      Approach{"PP+TP with NVMe offload",
+               "stages or tensor ranks, state and perhaps parameters in files",
+               true, SplitOffloaded<MemoryTier::kFile>,
+               PlainSplits<IsEither, 0>},
       Approach{"ZeRO with offload and tiling",
                "the same, linears in tiles one after another", true, Tiled,
                PlainReplicas<0>},

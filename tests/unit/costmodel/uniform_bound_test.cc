@@ -70,16 +70,28 @@ Strategy RandomStrategy(Rng& rng, const GraphIndex& index, int devices) {
   return s;
 }
 
+// State beside the devices.
+void OffloadSome(Rng& rng, Strategy& s) {
+  constexpr auto kDevice = MemoryTier::kDevice;
+  constexpr auto kHost = MemoryTier::kHost;
+  constexpr auto kFile = MemoryTier::kFile;
+  s.optimizer_tier = Pick(rng, {kHost, kHost, kFile});
+  s.parameter_tier = Pick(rng, {kDevice, kHost, kFile});
+  s.gradient_tier = Pick(rng, {kDevice, kHost});
+}
+
 void ExpectBelow(const Graph& graph, const Cluster& cluster, int tries,
-                 int least_valid, double least_median) {
+                 int least_valid, double least_median, bool offload = false,
+                 const TrainingOptions& training = {}) {
   const GraphIndex index(graph);
-  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Evaluator evaluator(graph, cluster, nullptr, training);
   // Others with --gtest_random_seed=….
   Rng rng(static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)));
   std::vector<double> ratios;
   for (int i = 0; i < tries; ++i) {
-    const Strategy strategy =
+    Strategy strategy =
         RandomStrategy(rng, index, static_cast<int>(cluster.devices.size()));
+    if (offload) OffloadSome(rng, strategy);
     const Score loose =
         evaluator.BoundUniform(index, strategy, Objective::Bound::kLoose);
     const Score quick =
@@ -126,6 +138,32 @@ TEST(UniformBound, IsBelowTheScore) {
   // A cube mesh of NVLinks: where a replica lies in its host matters.
   ExpectBelow(Gpt2(DType::kFloat16), MakeCluster("p3.16xlarge:3x8").value(),
               150, 40, 0.2);
+}
+
+// With hosts so slow that they bind, and so small that they lack room.
+TEST(UniformBound, IsBelowTheScoreOfWhatIsOffloaded) {
+  TrainingOptions unclipped;
+  unclipped.clip = 0;
+  for (const TrainingOptions& training : {TrainingOptions(), unclipped}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+      Cluster cluster = MakeCluster("dgx-a100-80gb:3").value();
+      ExpectBelow(Gpt2(dtype), cluster, 200, 40, 0.2, true, training);
+      cluster.host->memory_bandwidth = cluster.host->memory_bandwidth * 0.01;
+      ExpectBelow(Gpt2(dtype), cluster, 200, 40, 0.2, true, training);
+      cluster = MakeCluster("dgx-a100-80gb:3").value();
+      cluster.host->device_link = cluster.host->device_link * 0.01;
+      ExpectBelow(Gpt2(dtype), cluster, 200, 40, 0.2, true, training);
+      cluster = MakeCluster("dgx-a100-80gb:3").value();
+      cluster.host->storage_read = cluster.host->storage_read * 0.1;
+      cluster.host->storage_write = cluster.host->storage_write * 0.1;
+      cluster.host->memory = {4'000'000};
+      cluster.host->storage = {4'000'000};
+      ExpectBelow(Gpt2(dtype), Small(cluster, 1e-4), 200, 40, 0.2, true,
+                  training);
+    }
+  }
+  Cluster cpu = MakeCluster("local-cpu:12").value();
+  ExpectBelow(Gpt2(DType::kFloat32), cpu, 100, 20, 0.2, true);
 }
 
 // Networks so slow that they bind: which of a host's NICs a replica's routes
