@@ -70,31 +70,26 @@ std::string CostText(const Score& score, const Score& own) {
          FormatTime(score.step_time) + ")";
 }
 
-// How an alternative stands to the uniform plan that it is one of. Where that
-// is not the plan itself, which costs are over, the words say so.
-std::string_view KindText(const Score& other, const Score& own,
-                          const Score& nearest) {
-  const bool equal = other.feasible && nearest.feasible &&
+// How an alternative stands to the uniform plan that it is one of.
+std::string_view KindText(const Score& other, const Score& uniform) {
+  const bool equal = other.feasible && uniform.feasible &&
                      ChangeText(other.step_time.seconds(),
-                                nearest.step_time.seconds()) == "equal";
-  if (equal || !Better(other, nearest)) return ". Otherwise ";
+                                uniform.step_time.seconds()) == "equal";
+  if (equal || !Better(other, uniform)) return ". Otherwise ";
   if (!other.feasible) return ". Nearer to fitting: ";
-  if (nearest == own) return ". Better: ";
-  return nearest.feasible ? ". Better than that uniform plan: "
-                          : ". Fits, unlike that uniform plan: ";
+  return ". Better: ";
 }
 
-// Costs are over the plan's.
-std::string DecisionText(const Decision& decision, const Score& own,
-                         const Score& nearest) {
+// Costs are over the uniform plan's whose decision it is.
+std::string DecisionText(const Decision& decision, const Score& uniform) {
   std::string text = std::string(decision.name) + ": " + decision.chosen;
   const size_t shown = std::min(kMostShown, decision.alternatives.size());
   std::string_view last;
   for (size_t i = 0; i < shown; ++i) {
     const Alternative& other = decision.alternatives[i];
-    const std::string_view kind = KindText(other.score, own, nearest);
+    const std::string_view kind = KindText(other.score, uniform);
     text += (kind == last ? "; " : std::string(kind)) + other.choice + " " +
-            CostText(other.score, own);
+            CostText(other.score, uniform);
     last = kind;
   }
   if (shown < decision.alternatives.size()) {
@@ -223,25 +218,18 @@ std::string BasisText(const Explanation& e) {
 }
 
 std::string DecisionsHeading(const Explanation& e) {
-  std::string out =
-      "\n" +
-      Wrap(
-          "decisions, each with all else equal (data parallelism makes up the "
-          "devices, the microbatch is chosen anew; " +
-              BasisText(e) + ")",
-          0) +
-      "\n";
+  std::string of;
   if (e.nearest_score) {
-    out += "  " +
-           Wrap("of the nearest uniform plan, " + ToString(*e.nearest) + ": " +
-                    CostText(*e.nearest_score, e.own) +
-                    (e.own.feasible
-                         ? "; changes are over the plan, not over this one"
-                         : ""),
-                4) +
-           "\n";
+    of = " of the nearest uniform plan, " + ToString(*e.nearest) + ": " +
+         CostText(*e.nearest_score, e.own) + "; changes are over that one";
   }
-  return out;
+  return "\n" +
+         Wrap("decisions" + of +
+                  ", each with all else equal (data parallelism makes up the "
+                  "devices, the microbatch is chosen anew; " +
+                  BasisText(e) + ")",
+              0) +
+         "\n";
 }
 
 std::string NeighboursText(const Explanation& e) {
@@ -373,13 +361,13 @@ Result<int> RunExplain(const Options& options) {
     const auto score =
         evaluator.EvaluateUniform(space.index, inputs.cluster, *e.nearest);
     if (score && !(*score == e.own)) e.nearest_score = score;
-    const Score nearest = score.value_or(e.own);
+    const Score uniform = score.value_or(e.own);
     const auto stop = [&] { return ended(kDecisionsEnd); };
     e.decisions = DecisionsOf(
         space, evaluator, *e.nearest, ThreadCount(options.threads), stop,
         [&, first = true](const Decision& decision) mutable {
           if (std::exchange(first, false)) say(DecisionsHeading(e));
-          say("  " + Wrap(DecisionText(decision, e.own, nearest), 4) + "\n");
+          say("  " + Wrap(DecisionText(decision, uniform), 4) + "\n");
         });
     e.complete = !stop();
   }

@@ -104,6 +104,20 @@ void WarnWhereNoStart(const SearchSpace& space, const Plan& plan,
       (broken.empty() ? "" : ", which breaks " + broken));
 }
 
+// What became of the plan of --from, `file`.
+std::string FromText(const std::string& file, const SearchSpace& space,
+                     const Plan& old, const std::vector<Plan>& near) {
+  if (near.empty()) return file + ": nothing near this plan is valid here";
+  std::string text = file + ": starting from " +
+                     (SameUpToNames(near[0], old)
+                          ? std::string("this plan as it is")
+                          : StrategyText(space.index, *space.cluster, near[0]));
+  if (near.size() > 1) {
+    text += " and " + std::to_string(near.size() - 1) + " more near it";
+  }
+  return text;
+}
+
 // The plans of --plan or --strategy, --from and --resume.
 Result<std::vector<Plan>> StartsOf(const Options& options,
                                    const SearchSpace& space, Inputs& inputs) {
@@ -117,9 +131,9 @@ Result<std::vector<Plan>> StartsOf(const Options& options,
   }
   if (!options.from.empty()) {
     TESSERA_TRY(const Plan old, ReadPlan(options.from, inputs.graph));
-    for (Plan& plan : AdaptedPlans(space, old, kAdapted)) {
-      starts.push_back(std::move(plan));
-    }
+    std::vector<Plan> near = AdaptedPlans(space, old, kAdapted);
+    std::cerr << FromText(options.from, space, old, near) << std::endl;
+    std::ranges::move(near, std::back_inserter(starts));
   }
   if (options.resume) {
     if (options.output.empty()) {

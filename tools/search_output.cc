@@ -237,7 +237,19 @@ std::string BaselineTable(const SearchSpace& space, const SearchResult& result,
                     evaluation.feasible() ? FormatFixed(ratio, 3) + " x"
                                           : "does not fit"});
   }
-  return FormatTable(rows);
+  std::string text = FormatTable(rows);
+  const int64_t batch = space.index.graph->global_batch;
+  if (batch % space.devices() != 0) {
+    text +=
+        "  " +
+        Wrap("data parallelism over all " + std::to_string(space.devices()) +
+                 " devices is no baseline: they do not divide the batch "
+                 "of " +
+                 std::to_string(batch),
+             4) +
+        "\n";
+  }
+  return text;
 }
 
 }  // namespace

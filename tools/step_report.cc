@@ -1,7 +1,6 @@
 #include "tools/step_report.h"
 
 #include <algorithm>
-#include <array>
 
 #include "planner/base/format.h"
 #include "planner/lower/lower.h"
@@ -11,11 +10,6 @@
 
 namespace tessera {
 namespace {
-
-// JSON names of the memory categories, in the order of the enumeration.
-constexpr std::array<std::string_view, kMemoryCategories> kMemoryNames = {
-    "parameters",    "gradients", "optimizer", "activations",
-    "communication", "workspace", "framework", "allocator"};
 
 Bytes PeakBytes(const Evaluation& evaluation) {
   Bytes peak;
@@ -68,7 +62,7 @@ std::string DevicesText(const Evaluation& evaluation,
 std::string MemoryTable(const Cluster& cluster, const Evaluation& evaluation) {
   // Categories that some device has.
   std::vector<size_t> used;
-  for (size_t c = 0; c < kMemoryNames.size(); ++c) {
+  for (size_t c = 0; c < kMemoryCategories; ++c) {
     if (std::ranges::any_of(evaluation.devices, [&](const DeviceMemory& d) {
           return d.memory.parts[c].value > 0;
         })) {
@@ -76,7 +70,9 @@ std::string MemoryTable(const Cluster& cluster, const Evaluation& evaluation) {
     }
   }
   std::vector<std::vector<std::string>> rows = {{"memory of a device"}};
-  for (const size_t c : used) rows[0].emplace_back(kMemoryNames[c]);
+  for (const size_t c : used) {
+    rows[0].emplace_back(NameOf(static_cast<MemoryCategory>(c)));
+  }
   rows[0].insert(rows[0].end(), {"total", "of"});
   const bool offloads = !evaluation.host_memory.empty();
   if (offloads) rows[0].insert(rows[0].end(), {"host", "file"});
@@ -191,8 +187,8 @@ Json BreakdownJson(const Breakdown& breakdown) {
 
 std::vector<MemoryPart> MemoryParts(const MemoryUse& memory) {
   std::vector<MemoryPart> parts;
-  for (size_t i = 0; i < kMemoryNames.size(); ++i) {
-    parts.push_back({kMemoryNames[i], memory.parts[i]});
+  for (size_t i = 0; i < kMemoryCategories; ++i) {
+    parts.push_back({NameOf(static_cast<MemoryCategory>(i)), memory.parts[i]});
   }
   return parts;
 }

@@ -16,6 +16,8 @@
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/format.h"
 #include "planner/base/rng.h"
+#include "planner/ir/statistics_dtype.h"
+#include "planner/lower/concurrent_streams.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/sequence_order.h"
@@ -297,13 +299,9 @@ int Evaluator::DecisionsOf(const Plan& plan, const BlockShape& shape) const {
   return Remember(decisions_, kMaxDecisions, key, [&] { return numbers_++; });
 }
 
-// As LoweringContext has it: with one stream reductions wait for all backwards
-// of a pipeline.
+// With one stream reductions wait for all backwards of a pipeline.
 int64_t Evaluator::StreamsOf(const Plan& plan, int stages) const {
-  const bool concurrent =
-      cluster_.stack.overlaps &&
-      cluster_.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
-  return concurrent ? 0 : 1 + (stages > 1);
+  return HasConcurrentStreams(cluster_, plan) ? 0 : 1 + (stages > 1);
 }
 
 // The template of every block. A block's programs follow from its own
@@ -703,8 +701,7 @@ std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
 TaskCost Evaluator::WorldReduce(const Plan& plan) const {
   const DeviceGroup world = World(plan);
   Value sum;
-  sum.dtype =
-      graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  sum.dtype = StatisticsDType(graph_.dtype);
   Task task;
   task.optimizer = true;
   return PriceAllReduce(pricer_, task, sum, world);

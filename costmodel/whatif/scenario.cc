@@ -570,9 +570,11 @@ Result<Plan> PlanOf(Case& of) {
   auto plan = PlanFromStrategy(*of.index, of.cluster, strategy);
   if (plan) return plan;
   if (!of.degraded || strategy.dp > 0) return Infeasible(plan.error());
-  const auto replica =
-      static_cast<size_t>(strategy.tp) * static_cast<size_t>(strategy.pp) *
-      static_cast<size_t>(strategy.cp) * static_cast<size_t>(strategy.ep);
+  size_t replica = 1;
+  for (int degree : {strategy.tp, strategy.pp, strategy.cp, strategy.ep}) {
+    replica *= static_cast<size_t>(degree);
+    if (replica > of.cluster.devices.size()) return Infeasible(plan.error());
+  }
   for (size_t dp = of.cluster.devices.size() / replica; dp > 0; --dp) {
     Cluster used = FirstDevices(of.cluster, dp * replica);
     auto smaller = PlanFromStrategy(*of.index, used, strategy);

@@ -71,6 +71,17 @@ std::string FormatBytes(Bytes bytes) {
   return Scaled(static_cast<double>(bytes.value), kUnits);
 }
 
+std::string FormatExactBytes(Bytes bytes, std::string_view space) {
+  int64_t count = bytes.value;
+  std::string_view unit = "B";
+  for (const std::string_view larger : {"kB", "MB", "GB", "TB"}) {
+    if (count == 0 || count % 1000 != 0) break;
+    count /= 1000;
+    unit = larger;
+  }
+  return std::to_string(count) + std::string(space) + std::string(unit);
+}
+
 std::string FormatCount(double count) {
   static constexpr std::array<Unit, 5> kUnits = {{{1e12, "trillion"},
                                                   {1e9, "billion"},

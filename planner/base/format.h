@@ -2,6 +2,7 @@
 // Quantities as people read them. SI units: 1 GB is 10^9 bytes.
 
 #include <string>
+#include <string_view>
 
 #include "planner/base/units.h"
 
@@ -12,6 +13,9 @@ std::string FormatTime(double seconds);
 std::string FormatTime(Duration time);
 // "38.2 GB", "512 B".
 std::string FormatBytes(Bytes bytes);
+// "25 MB", "1234 B": exactly, in the largest unit that is whole, behind a
+// `space`.
+std::string FormatExactBytes(Bytes bytes, std::string_view space = " ");
 // "1.56 billion", "124 million", "999": for counts.
 std::string FormatCount(double count);
 // "218 TFLOP/s".

@@ -97,14 +97,27 @@ void AddPlacements(const Graph& graph, const Plan& plan, proto::Plan& out) {
   }
 }
 
+// By tensor; a weight is at home with its own.
+std::vector<NodeId> FirstReaders(const Graph& graph) {
+  std::vector<NodeId> readers(graph.tensors.size());
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (TensorId operand : graph.nodes[i].operands) {
+      NodeId& reader = readers[operand.index()];
+      if (!reader.valid()) reader = NodeId(i);
+    }
+  }
+  return readers;
+}
+
 void AddWeights(const Graph& graph, const Plan& plan, proto::Plan& out) {
   std::map<std::string, proto::WeightStorage*> known;
   const std::vector<TensorId> weights = Weights(graph);
+  const std::vector<NodeId> readers = FirstReaders(graph);
   for (size_t w = 0; w < weights.size(); ++w) {
     const WeightPlacement& placement = plan.weights[w];
     proto::WeightStorage entry;
     entry.set_zero_stage(placement.zero_stage);
-    const GroupId home = HomeOf(graph, plan, weights[w]).group;
+    const GroupId home = plan.ops[readers[weights[w].index()].index()].group;
     for (const std::string& name :
          AxisNames(placement.zero_axes, plan.groups[home.index()])) {
       entry.add_zero_axes(name);
@@ -377,6 +390,7 @@ class Reader {
     for (size_t w = 0; w < weights.size(); ++w) {
       index[graph_.tensor(weights[w]).name] = w;
     }
+    const std::vector<NodeId> readers = FirstReaders(graph_);
     std::vector<bool> stored(weights.size(), false);
     for (int r = 0; r < message_.weights_size(); ++r) {
       const proto::WeightStorage& row = message_.weights(r);
@@ -391,7 +405,8 @@ class Reader {
           return InvalidInput("'" + row.weights(n) + "' occurs twice", where);
         }
         stored[w] = true;
-        const GroupId home = HomeOf(graph_, plan_, weights[w]).group;
+        const NodeId reader = readers[weights[w].index()];
+        const GroupId home = plan_.ops[reader.index()].group;
         plan_.weights[w].zero_stage = row.zero_stage();
         TESSERA_TRY(plan_.weights[w].zero_axes,
                     ReadAxes(row.zero_axes(), plan_.groups[home.index()],

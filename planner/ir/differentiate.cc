@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "planner/ir/graph.h"
+#include "planner/ir/statistics_dtype.h"
 
 namespace tessera {
 namespace {
@@ -102,8 +103,7 @@ class Differentiator {
     gradient.sample_dim = of.sample_dim;
     if (of.kind == TensorKind::kWeight) {
       gradient.kind = TensorKind::kWeightGradient;
-      gradient.dtype =
-          of.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+      gradient.dtype = StatisticsDType(of.dtype);
     } else {
       gradient.kind = TensorKind::kGradient;
       gradient.dtype = of.dtype;
@@ -206,8 +206,11 @@ class Differentiator {
                  depends_[node.operands[s.index].index()];
         });
     if (!wanted) return;
-    if (adjoint.op.empty()) {
-      const TensorId operand = node.operands[writes[0].index];
+    // A gradient that is passed on is an activation's: a weight's is a tensor
+    // of its own, which is added up.
+    const bool passes = adjoint.op.empty();
+    if (const TensorId operand = node.operands[writes[0].index];
+        passes && graph_.tensor(operand).kind != TensorKind::kWeight) {
       if (adds_to_loss_[node.results[reads[0].index].index()]) {
         adds_to_loss_[operand.index()] = true;
       } else {
@@ -216,10 +219,11 @@ class Differentiator {
       return;
     }
     Node backward;
-    const auto op = FindOp(adjoint.op);
+    const auto op = FindOp(passes ? "scale" : adjoint.op);
     TESSERA_CHECK(op.has_value()) << op.error().message;
     backward.op = *op;
-    backward.attributes = node.attributes;
+    backward.attributes =
+        passes ? std::vector<Attribute>{{"factor", 1}} : node.attributes;
     backward.block = node.block;
     backward.pass = Pass::kBackward;
     backward.forward = id;

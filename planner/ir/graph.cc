@@ -8,14 +8,10 @@
 #include "planner/base/indexed.h"
 #include "planner/base/table.h"
 #include "planner/ir/running_average.h"
+#include "planner/ir/statistics_dtype.h"
 
 namespace tessera {
 namespace {
-
-// Statistics, losses and weight gradients are kept in at least fp32.
-DType StatisticsDType(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
 
 // Of a forward node's result `k`.
 DType ResultDType(DType graph_dtype, const OpDef& op, size_t k,

@@ -1,5 +1,6 @@
 // One block, one pass: nodes become tasks, layouts become reshards.
 
+#include "planner/ir/statistics_dtype.h"
 #include "planner/lower/program_builder.h"
 
 namespace tessera {
@@ -58,8 +59,7 @@ Value Scalar(const LoweringContext& context, std::string_view what,
   Value v;
   v.what = what;
   v.group = group;
-  v.dtype = context.graph().dtype == DType::kFloat64 ? DType::kFloat64
-                                                     : DType::kFloat32;
+  v.dtype = StatisticsDType(context.graph().dtype);
   v.category = MemoryCategory::kGradient;
   v.persistent = true;
   return v;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "planner/ir/running_average.h"
+#include "planner/lower/concurrent_streams.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/tiles.h"
 
@@ -96,9 +97,7 @@ LoweringContext::LoweringContext(const LoweringFacts& facts, const Plan& plan)
       kept_as_produced_(facts.graph.tensors.size(), Known::kNot),
       passes_partial_(facts.graph.nodes.size(), Known::kNot) {
   for (const auto& others : overlaps_) devices_are_shared_ |= !others.empty();
-  concurrent_streams_ =
-      facts.cluster.stack.overlaps &&
-      facts.cluster.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
+  concurrent_streams_ = HasConcurrentStreams(facts.cluster, plan);
   PlaceBlocks();
   FindInputRoots();
   FindTied();
@@ -144,10 +143,9 @@ void LoweringContext::FindInputRoots() {
     AxisSet root = 0;
     for (TensorId id : graph_.nodes[i].operands) {
       if (graph_.tensor(id).kind != TensorKind::kWeight) continue;
-      const AxisSet rooted = weight_placement(id).rooted;
-      if (rooted != 0 &&
-          HomeOf(graph_, plan_, id).group == plan_.ops[i].group) {
-        root |= rooted;
+      const NodeId home = facts_.reads[id.index()][0].node;
+      if (plan_.ops[home.index()].group == plan_.ops[i].group) {
+        root |= weight_placement(id).rooted;
       }
     }
     if (root == 0) continue;

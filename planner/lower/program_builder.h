@@ -221,6 +221,29 @@ class ProgramBuilder {
 
   void EmitNode(NodeId id, const Node& node);
 
+  // What a node reads: its operands as it wants them, the state that its shards
+  // merge, the scale of the loss.
+  std::vector<ValueId> ReadsOf(NodeId id, const Node& node,
+                               const OpPlacement& placement);
+
+  // What a node writes, by result; where it adds to what is there.
+  struct Writes {
+    std::vector<ValueId> values;
+    bool accumulate = false;
+    bool adds_gradients = false;
+    // Gradients to be added behind it: from, accumulator.
+    std::vector<std::pair<ValueId, ValueId>> add_later;
+  };
+  Writes WritesOf(const Node& node);
+
+  // Whether a node may write the gradients of weights where those of all
+  // microbatches and uses are added up: its kernel adds to them, and to nothing
+  // else, or each is the only one. Of an operator that nothing runs it may.
+  bool AddsInPlace(const Node& node) const;
+
+  // Memory that the kernel of a node needs besides.
+  void SetScratch(NodeId id, const Node& node, Task& task) const;
+
   // ---- tiles (planner/plan/tiles.h)
 
   // A linear or one of its adjoints, tile by tile: on the tile's part of each
@@ -393,6 +416,20 @@ class ProgramBuilder {
     const std::vector<ValueId>& scalars;     // the coefficient, the loss scale
   };
   void EmitFactored(const FactoredStep& step);
+
+  // What of a step is of matrices, or of others.
+  struct Kin;
+  Kin KinOf(const FactoredStep& step, bool is_matrix);
+  // Of each weight new ones.
+  std::vector<ValueId> AddSums(const Kin& kin, std::string_view what,
+                               Along along);
+
+  // Sums of gradients, their factors, and what is summed with them: the squares
+  // of parameters.
+  void EmitFactors(Kin& matrices, Kin& others,
+                   const std::vector<ValueId>& scalars);
+  void EmitSquaredUpdates(Kin& matrices, Kin& others,
+                          const std::vector<ValueId>& scalars);
 
   // A kernel of a factored optimizer, unless it has nothing to do.
   void AddFactored(std::string_view kernel, std::vector<ValueId> reads,

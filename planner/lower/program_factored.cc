@@ -34,6 +34,14 @@ std::vector<ValueId> Joined(
   return joined;
 }
 
+// The first `count` of a list, which are taken from it.
+std::vector<ValueId> Take(std::vector<ValueId>& from, size_t count) {
+  const auto end = from.begin() + static_cast<int64_t>(count);
+  std::vector<ValueId> first(from.begin(), end);
+  from.erase(from.begin(), end);
+  return first;
+}
+
 }  // namespace
 
 std::span<const FactoredKernel> FactoredKernels() {
@@ -143,100 +151,118 @@ std::vector<ValueId> ProgramBuilder::Summed(
   return summed;
 }
 
-void ProgramBuilder::EmitFactored(const FactoredStep& step) {
-  // By weight: matrices, then others.
-  struct Kin {
-    std::vector<TensorId> weights;
-    std::vector<ValueId> gradients;   // by piece
-    std::vector<ValueId> parameters;  // by piece
-    std::vector<ValueId> v;           // by piece of what is no matrix
-    std::vector<ValueId> squares;     // of parameters, by weight
-  };
-  Kin matrices;
-  Kin others;
-  const auto moment = [&](Port::Kind kind, const WeightPiece& piece) {
-    return step.moments.at(PortOf(kind, piece));
-  };
+// Weights of one form: matrices, or others.
+struct ProgramBuilder::Kin {
+  std::vector<TensorId> weights;
+  // By piece.
+  std::vector<ValueId> gradients;
+  std::vector<ValueId> parameters;
+  std::vector<ValueId> v;  // of what is no matrix
+  // By weight.
+  std::vector<ValueId> rows;  // these three of matrices
+  std::vector<ValueId> columns;
+  std::vector<ValueId> means;
+  std::vector<ValueId> scaled_rows;       // over the mean
+  std::vector<ValueId> squares;           // sums over the parameter
+  std::vector<ValueId> squared_updates;   // sums over its update
+  MemoryTier tier = MemoryTier::kDevice;  // of all sums
+};
+
+ProgramBuilder::Kin ProgramBuilder::KinOf(const FactoredStep& step,
+                                          bool is_matrix) {
+  Kin kin;
+  kin.tier = value(step.parameters[0]).tier;
   for (size_t i = 0; i < step.pieces.size(); ++i) {
     const WeightPiece& piece = step.pieces[i];
-    const bool is_matrix = context_.matrix_form(piece.weight).has_value();
-    Kin& kin = is_matrix ? matrices : others;
-    if (piece.tile == 0) kin.weights.push_back(piece.weight);
+    if (context_.matrix_form(piece.weight).has_value() != is_matrix) continue;
+    const auto moment = [&](Port::Kind kind) {
+      return step.moments.at(PortOf(kind, {piece.weight}));
+    };
     kin.gradients.push_back(step.gradients[i]);
     kin.parameters.push_back(step.parameters[i]);
-    if (!is_matrix) kin.v.push_back(moment(Port::kSecondMoment, piece));
+    if (!is_matrix) {
+      kin.v.push_back(step.moments.at(PortOf(Port::kSecondMoment, piece)));
+    }
+    if (piece.tile != 0) continue;
+    kin.weights.push_back(piece.weight);
+    if (!is_matrix) continue;
+    kin.rows.push_back(moment(Port::kFirstMoment));
+    kin.columns.push_back(moment(Port::kSecondMoment));
+    kin.means.push_back(moment(Port::kMeanMoment));
   }
-  const MemoryTier tier = value(step.parameters[0]).tier;
-  const auto sums = [&](TensorId weight, std::string_view what, Along along) {
-    Value v = SumsOf(weight, what, along);
-    v.tier = tier;
-    return AddValue(std::move(v));
-  };
-  const auto sums_of = [&](const Kin& kin, std::string_view what, Along along) {
-    std::vector<ValueId> of;
-    for (TensorId weight : kin.weights) of.push_back(sums(weight, what, along));
-    return of;
-  };
-  // The first `count` of a list, which are taken from it.
-  const auto take = [](std::vector<ValueId>& from, size_t count) {
-    const auto end = from.begin() + static_cast<int64_t>(count);
-    std::vector<ValueId> first(from.begin(), end);
-    from.erase(from.begin(), end);
-    return first;
-  };
+  return kin;
+}
 
-  const size_t n = matrices.weights.size();
+std::vector<ValueId> ProgramBuilder::AddSums(const Kin& kin,
+                                             std::string_view what,
+                                             Along along) {
+  std::vector<ValueId> sums;
+  for (TensorId weight : kin.weights) {
+    Value v = SumsOf(weight, what, along);
+    v.tier = kin.tier;
+    sums.push_back(AddValue(std::move(v)));
+  }
+  return sums;
+}
+
+void ProgramBuilder::EmitFactored(const FactoredStep& step) {
+  Kin matrices = KinOf(step, /*is_matrix=*/true);
+  Kin others = KinOf(step, /*is_matrix=*/false);
   for (Kin* kin : {&matrices, &others}) {
-    kin->squares = sums_of(*kin, "parameter squares", Along::kNone);
+    kin->squares = AddSums(*kin, "parameter squares", Along::kNone);
     AddFactored("square_sum", kin->parameters, kin->squares, {});
   }
-  const std::vector<ValueId> rows = sums_of(matrices, "row sums", Along::kRows);
+  EmitFactors(matrices, others, step.scalars);
+  EmitSquaredUpdates(matrices, others, step.scalars);
+  AddFactored(
+      "adafactor_step",
+      Joined({&matrices.gradients, &matrices.scaled_rows, &matrices.columns,
+              &matrices.squares, &matrices.squared_updates}),
+      matrices.parameters, step.scalars);
+  AddFactored("adafactor_vector_step",
+              Joined({&others.gradients, &others.v, &others.squares,
+                      &others.squared_updates}),
+              others.parameters, step.scalars);
+}
+
+void ProgramBuilder::EmitFactors(Kin& matrices, Kin& others,
+                                 const std::vector<ValueId>& scalars) {
+  const std::vector<ValueId> rows = AddSums(matrices, "row sums", Along::kRows);
   const std::vector<ValueId> columns =
-      sums_of(matrices, "column sums", Along::kColumns);
+      AddSums(matrices, "column sums", Along::kColumns);
   const std::vector<ValueId> totals =
-      sums_of(matrices, "sum of squares", Along::kMatrices);
+      AddSums(matrices, "sum of squares", Along::kMatrices);
   AddFactored("adafactor_sums", matrices.gradients,
-              Joined({&rows, &columns, &totals}), step.scalars);
+              Joined({&rows, &columns, &totals}), scalars);
   std::vector<ValueId> summed = Summed(
       Joined({&rows, &columns, &totals, &matrices.squares, &others.squares}));
-  std::vector<ValueId> factors = take(summed, 3 * n);
-  matrices.squares = take(summed, n);
-  others.squares = summed;
+  std::vector<ValueId> sums = Take(summed, 3 * matrices.weights.size());
+  matrices.squares = Take(summed, matrices.weights.size());
+  others.squares = std::move(summed);
 
-  std::vector<ValueId> row;
-  std::vector<ValueId> column;
-  std::vector<ValueId> mean;
-  std::vector<ValueId> scaled_row;
-  for (TensorId weight : matrices.weights) {
-    row.push_back(moment(Port::kFirstMoment, {weight}));
-    column.push_back(moment(Port::kSecondMoment, {weight}));
-    mean.push_back(moment(Port::kMeanMoment, {weight}));
-    scaled_row.push_back(sums(weight, "row factor", Along::kRows));
-    value(scaled_row.back()).layout.partial = 0;
+  matrices.scaled_rows = AddSums(matrices, "row factor", Along::kRows);
+  for (ValueId id : matrices.scaled_rows) value(id).layout.partial = 0;
+  AddFactored("adafactor_factors", std::move(sums),
+              Joined({&matrices.rows, &matrices.columns, &matrices.means,
+                      &matrices.scaled_rows}),
+              scalars);
+}
+
+void ProgramBuilder::EmitSquaredUpdates(Kin& matrices, Kin& others,
+                                        const std::vector<ValueId>& scalars) {
+  for (Kin* kin : {&matrices, &others}) {
+    kin->squared_updates = AddSums(*kin, "update squares", Along::kNone);
   }
-  AddFactored("adafactor_factors", std::move(factors),
-              Joined({&row, &column, &mean, &scaled_row}), step.scalars);
-
-  const std::vector<ValueId> matrix_updates =
-      sums_of(matrices, "update squares", Along::kNone);
-  const std::vector<ValueId> other_updates =
-      sums_of(others, "update squares", Along::kNone);
-  AddFactored("adafactor_norm",
-              Joined({&matrices.gradients, &scaled_row, &column}),
-              matrix_updates, step.scalars);
+  AddFactored(
+      "adafactor_norm",
+      Joined({&matrices.gradients, &matrices.scaled_rows, &matrices.columns}),
+      matrices.squared_updates, scalars);
   AddFactored("adafactor_vector_norm", others.gradients,
-              Joined({&others.v, &other_updates}), step.scalars);
-  std::vector<ValueId> updates =
-      Summed(Joined({&matrix_updates, &other_updates}));
-  const std::vector<ValueId> of_matrices = take(updates, n);
-
-  AddFactored("adafactor_step",
-              Joined({&matrices.gradients, &scaled_row, &column,
-                      &matrices.squares, &of_matrices}),
-              matrices.parameters, step.scalars);
-  AddFactored("adafactor_vector_step",
-              Joined({&others.gradients, &others.v, &others.squares, &updates}),
-              others.parameters, step.scalars);
+              Joined({&others.v, &others.squared_updates}), scalars);
+  std::vector<ValueId> summed =
+      Summed(Joined({&matrices.squared_updates, &others.squared_updates}));
+  matrices.squared_updates = Take(summed, matrices.weights.size());
+  others.squared_updates = std::move(summed);
 }
 
 }  // namespace tessera

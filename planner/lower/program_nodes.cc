@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "planner/ir/statistics_dtype.h"
 #include "planner/lower/program_builder.h"
+#include "planner/ops/accumulation.h"
 
 namespace tessera {
 namespace {
@@ -103,6 +105,38 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
     EmitTiles(id, node, placement);
     return;
   }
+  std::vector<ValueId> reads = ReadsOf(id, node, placement);
+  const Writes writes = WritesOf(node);
+  Task& task = AddTask(TaskKind::kCompute, std::move(reads), writes.values);
+  task.kernel = node.op->name;
+  task.node = id;
+  task.accumulate = writes.accumulate;
+  task.adds_microbatches =
+      writes.adds_gradients && context_.plan().microbatches > 1;
+  task.masks = Masks(node, placement);
+  SetScratch(id, node, task);
+  if (const auto ranks = group().Size(placement.streamed); ranks > 1) {
+    const RingCall call = {task, &node, placement.streamed,
+                           static_cast<int>(ranks), Stream(StreamRole::kComm)};
+    program_.tasks.pop_back();
+    EmitRing(call, program_);
+  }
+  for (const auto& [from, to] : writes.add_later) {
+    Task& add = AddTask(TaskKind::kCompute, {from}, {to});
+    add.kernel = "sum";
+    add.accumulate = true;
+  }
+  for (size_t k = 0; k < node.results.size(); ++k) {
+    const Tensor& tensor = graph_.tensor(node.results[k]);
+    if (tensor.kind != TensorKind::kWeightGradient &&
+        node.results[k] != graph_.loss) {
+      made_[node.results[k]] = writes.values[k];
+    }
+  }
+}
+
+std::vector<ValueId> ProgramBuilder::ReadsOf(NodeId id, const Node& node,
+                                             const OpPlacement& placement) {
   std::vector<ValueId> reads;
   for (size_t k = 0; k < node.operands.size(); ++k) {
     reads.push_back(
@@ -116,82 +150,79 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
   if (context_.scales_loss() && BeginsBackward(node)) {
     reads.push_back(LossScale());
   }
-  std::vector<ValueId> writes;
-  bool accumulate = false;
-  bool adds_gradients = false;
+  return reads;
+}
+
+bool ProgramBuilder::AddsInPlace(const Node& node) const {
+  const auto is_of_weight = [&](TensorId result) {
+    return graph_.tensor(result).kind == TensorKind::kWeightGradient;
+  };
+  bool adds = Accumulates(*node.op);
+  for (size_t k = 0; k < node.results.size(); ++k) {
+    adds = adds && is_of_weight(node.results[k]) == AddsToResult(*node.op, k);
+  }
+  if (adds || OwnOpOf(*node.op) != nullptr) return true;
+  return context_.plan().microbatches == 1 &&
+         std::ranges::none_of(node.results, [&](TensorId result) {
+           return is_of_weight(result) &&
+                  std::ranges::count(graph_.gradients,
+                                     graph_.tensor(result).gradient_of,
+                                     &GradientTerm::weight) > 1;
+         });
+}
+
+ProgramBuilder::Writes ProgramBuilder::WritesOf(const Node& node) {
+  Writes writes;
   // A kernel adds to all its results or to none: with one gradient that is
   // reduced each time, all of a node's are written anew and added afterwards.
-  bool anew = false;
+  const bool anew = std::ranges::any_of(node.results, [&](TensorId result) {
+    const Tensor& tensor = graph_.tensor(result);
+    return tensor.kind == TensorKind::kWeightGradient &&
+           (ReducesEach(tensor.gradient_of) || !AddsInPlace(node));
+  });
   for (TensorId result : node.results) {
     const Tensor& tensor = graph_.tensor(result);
-    anew = anew || (tensor.kind == TensorKind::kWeightGradient &&
-                    ReducesEach(tensor.gradient_of));
-  }
-  std::vector<std::pair<ValueId, ValueId>> add_later;  // from, accumulator
-  for (size_t k = 0; k < node.results.size(); ++k) {
-    const TensorId result = node.results[k];
-    const Tensor& tensor = graph_.tensor(result);
-    if (tensor.kind == TensorKind::kWeightGradient) {
-      const WeightPiece weight = {tensor.gradient_of};
-      const int index = AccumulatorIndex(result);
-      if (!anew) {
-        writes.push_back(Accumulator(weight, index));
-        accumulate = adds_gradients = true;
-        continue;
-      }
-      writes.push_back(
-          AddValue(GradientValue(weight, context_.produced(result))));
-      if (ReducesEach(weight.weight)) {
-        new_gradients_[weight].push_back(writes.back());
-      } else {
-        add_later.push_back({writes.back(), Accumulator(weight, index)});
-      }
-    } else if (result == graph_.loss) {
-      writes.push_back(Import({Port::kTensor, result, 0}, [&] {
+    if (result == graph_.loss) {
+      writes.values.push_back(Import({Port::kTensor, result, 0}, [&] {
         Value v = TensorValue(result, "loss", context_.produced(result),
                               MemoryCategory::kActivation);
         v.persistent = true;
         return v;
       }));
-      accumulate = true;
-    } else {
-      writes.push_back(
+      writes.accumulate = true;
+    } else if (tensor.kind != TensorKind::kWeightGradient) {
+      writes.values.push_back(
           AddValue(TensorValue(result, "activation", context_.produced(result),
                                MemoryCategory::kActivation)));
+    } else if (!anew) {
+      writes.values.push_back(
+          Accumulator({tensor.gradient_of}, AccumulatorIndex(result)));
+      writes.accumulate = writes.adds_gradients = true;
+    } else {
+      const WeightPiece weight = {tensor.gradient_of};
+      const ValueId gradient =
+          AddValue(GradientValue(weight, context_.produced(result)));
+      writes.values.push_back(gradient);
+      if (ReducesEach(weight.weight)) {
+        new_gradients_[weight].push_back(gradient);
+      } else {
+        writes.add_later.push_back(
+            {gradient, Accumulator(weight, AccumulatorIndex(result))});
+      }
     }
   }
-  Task& task = AddTask(TaskKind::kCompute, std::move(reads), writes);
-  task.kernel = node.op->name;
-  task.node = id;
-  task.accumulate = accumulate;
-  task.adds_microbatches = adds_gradients && context_.plan().microbatches > 1;
-  task.masks = Masks(node, placement);
-  if (const KernelScratch scratch = context_.scratch(id); scratch.bytes > 0) {
-    task.scratch_bytes = scratch.bytes;
-    for (size_t k = 0; k < node.operands.size(); ++k) {
-      if (node.operands[k] == scratch.of) task.scratch_of = task.reads[k];
-    }
-    for (size_t k = 0; k < node.results.size(); ++k) {
-      if (node.results[k] == scratch.of) task.scratch_of = task.writes[k];
-    }
-  }
-  if (const auto ranks = group().Size(placement.streamed); ranks > 1) {
-    const RingCall call = {task, &node, placement.streamed,
-                           static_cast<int>(ranks), Stream(StreamRole::kComm)};
-    program_.tasks.pop_back();
-    EmitRing(call, program_);
-  }
-  for (const auto& [from, to] : add_later) {
-    Task& add = AddTask(TaskKind::kCompute, {from}, {to});
-    add.kernel = "sum";
-    add.accumulate = true;
+  return writes;
+}
+
+void ProgramBuilder::SetScratch(NodeId id, const Node& node, Task& task) const {
+  const KernelScratch scratch = context_.scratch(id);
+  if (scratch.bytes == 0) return;
+  task.scratch_bytes = scratch.bytes;
+  for (size_t k = 0; k < node.operands.size(); ++k) {
+    if (node.operands[k] == scratch.of) task.scratch_of = task.reads[k];
   }
   for (size_t k = 0; k < node.results.size(); ++k) {
-    const Tensor& tensor = graph_.tensor(node.results[k]);
-    if (tensor.kind != TensorKind::kWeightGradient &&
-        node.results[k] != graph_.loss) {
-      made_[node.results[k]] = writes[k];
-    }
+    if (node.results[k] == scratch.of) task.scratch_of = task.writes[k];
   }
 }
 
@@ -345,8 +376,7 @@ ValueId ProgramBuilder::EmitState(NodeId id, const Node& node,
   Value state;
   state.what = "state";
   state.group = here_;
-  state.dtype =
-      graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  state.dtype = StatisticsDType(graph_.dtype);
   state.shape = {group().Size(axes)};
   state.layout.dims[0] = axes;
   if (group().IsUneven(axes)) state.layout.even = axes;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/ir/statistics_dtype.h"
 #include "planner/lower/program_builder.h"
 
 namespace tessera {
@@ -134,8 +135,7 @@ DType ProgramBuilder::GradientDType(TensorId weight) const {
 }
 
 DType ProgramBuilder::StateDType(TensorId weight) const {
-  return graph_.tensor(weight).dtype == DType::kFloat64 ? DType::kFloat64
-                                                        : DType::kFloat32;
+  return StatisticsDType(graph_.tensor(weight).dtype);
 }
 
 }  // namespace tessera

@@ -434,28 +434,35 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
   return roles;
 }
 
+int64_t SmallestShardOf(const GraphIndex& index, const Plan& plan,
+                        size_t weight) {
+  const auto& [id, operand] = index.weights[weight].home;
+  const OpPlacement& home = plan.ops[id.index()];
+  const DeviceGroup& group = plan.groups[home.group.index()];
+  // A bias is stored whole.
+  const int tiled = operand == 1 ? TiledFactor(*index.graph, home, id) : -1;
+  int64_t shard = 1;
+  for (uint8_t f : index.graph->node(id).rule.operands[operand]) {
+    // Validation asks before it has refused a number of tiles below 1.
+    const int64_t parts =
+        group.Size(home.axes[f]) * (f == tiled ? std::max(1, home.tiles) : 1);
+    shard *= std::max<int64_t>(1, index.extents[id.index()][f] / parts);
+  }
+  return shard;
+}
+
 namespace {
 
 AxisSet ZeroAxesGiven(const GraphIndex& index, const Plan& plan, size_t weight,
                       const AxisUse& use) {
-  const GraphIndex::WeightUse& row = index.weights[weight];
-  const OpPlacement& home = plan.ops[row.home.node.index()];
-  const DeviceGroup& group = plan.groups[home.group.index()];
-  const Node& node = index.graph->node(row.home.node);
+  const auto& [id, operand] = index.weights[weight].home;
+  const OpPlacement& home = plan.ops[id.index()];
   AxisSet axes = (use.sample | use.sequence) & ~use.other;
-  int64_t shard = 1;  // elements of the smallest shard, or its smallest tile
-  // A bias is stored whole.
-  const int tiled = row.home.operand == 1
-                        ? TiledFactor(*index.graph, home, row.home.node)
-                        : -1;
-  for (uint8_t f : node.rule.operands[row.home.operand]) {
+  for (uint8_t f : index.graph->node(id).rule.operands[operand]) {
     axes &= ~home.axes[f];
-    const int64_t parts =
-        group.Size(home.axes[f]) * (f == tiled ? home.tiles : 1);
-    shard *=
-        std::max<int64_t>(1, index.extents[row.home.node.index()][f] / parts);
   }
-  return LargestFitting(group, axes, shard);
+  return LargestFitting(plan.groups[home.group.index()], axes,
+                        SmallestShardOf(index, plan, weight));
 }
 
 }  // namespace

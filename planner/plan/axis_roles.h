@@ -81,6 +81,11 @@ bool BlockIs(const GraphIndex& index, int block,
 std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
                                  int block);
 
+// Elements of the smallest shard of a weight at home, or of its smallest tile:
+// over as many ranks at most its state may be cut. REQUIRES: it is read.
+int64_t SmallestShardOf(const GraphIndex& index, const Plan& plan,
+                        size_t weight);
+
 // Where ZeRO may cut a weight's state: those of the axes on which it is
 // replicated at home that split only samples or the sequence there, in every
 // node of its home block on its home group, and no more than leave every rank

@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 
+#include "planner/base/format.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
@@ -15,18 +16,6 @@ namespace {
 
 std::string Count(int64_t n, std::string_view one, std::string_view plural) {
   return std::to_string(n) + " " + std::string(n == 1 ? one : plural);
-}
-
-// "25 MB", "1234 B": in the largest SI unit that is whole.
-std::string SizeText(Bytes size) {
-  int64_t value = size.value;
-  std::string_view unit = "B";
-  for (const std::string_view larger : {"kB", "MB", "GB"}) {
-    if (value == 0 || value % 1000 != 0) break;
-    value /= 1000;
-    unit = larger;
-  }
-  return std::to_string(value) + " " + std::string(unit);
 }
 
 // "device 3", "devices 0-7", "devices 0, 4, 8, … (16)"; with their hosts.
@@ -464,7 +453,7 @@ class Describer {
     }
     if (plan_.bucket_bytes.value > 0) {
       text_ += "gradients reduced in buckets of " +
-               SizeText(plan_.bucket_bytes) + "\n";
+               FormatExactBytes(plan_.bucket_bytes) + "\n";
     }
   }
 
@@ -650,7 +639,8 @@ std::vector<PlanDifference> ChangesBetween(const GraphIndex& index,
       },
       [&](size_t x, size_t y) { return before.SameClass(x, y); });
   add("weights", before.Storage(), after.Storage());
-  add("gradient buckets", SizeText(a.bucket_bytes), SizeText(b.bucket_bytes));
+  add("gradient buckets", FormatExactBytes(a.bucket_bytes),
+      FormatExactBytes(b.bucket_bytes));
   add("prefetch", Count(a.prefetch, "block", "blocks"),
       Count(b.prefetch, "block", "blocks"));
   add("zigzag order of sequences", Count(a.zigzag, "rank", "ranks"),

@@ -4,8 +4,8 @@ namespace tessera {
 
 std::string_view NameOf(MemoryCategory category) {
   static constexpr std::array<std::string_view, kMemoryCategories> kNames = {
-      "parameters",  "gradients",     "optimizer",
-      "activations", "communication", "workspace"};
+      "parameters",    "gradients", "optimizer", "activations",
+      "communication", "workspace", "framework", "allocator"};
   return kNames[static_cast<size_t>(category)];
 }
 

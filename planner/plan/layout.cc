@@ -78,7 +78,7 @@ std::vector<int> PrimeFactors(int64_t n) {
 
 namespace {
 
-// Consecutive runs of axes with one base name, "tp0 tp1", read as "tp".
+// "tp0*tp1", with the outermost axis first.
 std::string AxesText(AxisSet set, const DeviceGroup& group) {
   std::string text;
   for (size_t a = 0; a < group.axes.size(); ++a) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/format.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/branches.h"
 #include "planner/plan/recompute.h"
@@ -33,6 +35,11 @@ int DefaultSamples(const Graph& graph, const Strategy& strategy) {
   if (graph.seq_len > 1 || graph.global_batch % replicas != 0) return 1;
   return static_cast<int>(std::min<int64_t>(graph.global_batch / replicas,
                                             std::numeric_limits<int>::max()));
+}
+
+// The samples of a microbatch over all replicas.
+int64_t SamplesOf(const Strategy& strategy) {
+  return int64_t{strategy.mbs} * strategy.dp * strategy.ep;
 }
 
 // One digit of a rank number.
@@ -139,9 +146,8 @@ std::vector<DeviceGroup> GroupsOn(const GraphIndex& index,
                                   const Strategy& strategy) {
   std::vector<DeviceGroup> groups = Groups(strategy);
   if (!strategy.by_speed) return groups;
-  const int64_t samples = int64_t{strategy.mbs} * strategy.dp * strategy.ep;
   for (DeviceGroup& group : groups) {
-    ShareSamples(cluster, index.graph->dtype, samples, group);
+    ShareSamples(cluster, index.graph->dtype, SamplesOf(strategy), group);
   }
   return groups;
 }
@@ -339,114 +345,133 @@ std::optional<Strategy> WithoutOrder(const GraphIndex& index,
   return strategy;
 }
 
-}  // namespace
+// Degrees multiplied: nothing where no number holds the product, and in words,
+// "tp=2 * pp=3 = 6".
+struct Product {
+  std::optional<int64_t> value = 1;
+  std::string text;
+};
 
-Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
-                          Strategy strategy) {
-  const auto devices = static_cast<int64_t>(cluster.devices.size());
-  const int64_t others =
-      int64_t{strategy.tp} * strategy.pp * strategy.cp * strategy.ep;
-  const std::string product = "tp=" + std::to_string(strategy.tp) +
-                              " * pp=" + std::to_string(strategy.pp) +
-                              " * cp=" + std::to_string(strategy.cp) +
-                              " * ep=" + std::to_string(strategy.ep);
-  if (strategy.dp == 0) {
-    if (devices % others != 0) {
-      return InvalidInput(product + " = " + std::to_string(others) +
-                          " does not divide the " + std::to_string(devices) +
-                          " devices of " + cluster.name);
+Product ProductOf(const Strategy& strategy,
+                  std::initializer_list<MeshDimension> dimensions) {
+  Product product;
+  for (MeshDimension dimension : dimensions) {
+    const DimensionRow& row = RowOf(dimension);
+    const int degree = strategy.*row.degree;
+    product.text += (product.text.empty() ? "" : " * ") +
+                    std::string(row.name) + "=" + std::to_string(degree);
+    if (product.value &&
+        __builtin_mul_overflow(*product.value, degree, &*product.value)) {
+      product.value.reset();
     }
-    strategy.dp = static_cast<int>(devices / others);
   }
-  if (strategy.dp * others != devices) {
-    return InvalidInput("dp=" + std::to_string(strategy.dp) + " * " + product +
-                        " = " + std::to_string(strategy.dp * others) +
-                        ": expected the " + std::to_string(devices) +
-                        " devices of " + cluster.name);
+  if (product.value) product.text += " = " + std::to_string(*product.value);
+  return product;
+}
+
+// dp is what the other degrees leave of the cluster.
+Result<void> CompleteDegrees(const Cluster& cluster, Strategy& strategy) {
+  using D = MeshDimension;
+  const auto devices = static_cast<int64_t>(cluster.devices.size());
+  const std::string all =
+      std::to_string(devices) + " devices of " + cluster.name;
+  if (strategy.dp == 0) {
+    const Product others = ProductOf(
+        strategy, {D::kTensor, D::kPipeline, D::kContext, D::kExpert});
+    if (!others.value || devices % *others.value != 0) {
+      return InvalidInput(others.text + " does not divide the " + all);
+    }
+    strategy.dp = static_cast<int>(devices / *others.value);
   }
+  const Product degrees = ProductOf(
+      strategy, {D::kData, D::kTensor, D::kPipeline, D::kContext, D::kExpert});
+  if (degrees.value != devices) {
+    return InvalidInput(degrees.text + ": expected the " + all);
+  }
+  return {};
+}
+
+// An etp of tp is none.
+Result<void> CompleteExperts(const GraphIndex& index, Strategy& strategy) {
   if (strategy.ep > 1 && !index.has_experts) {
     return InvalidInput("ep=" + std::to_string(strategy.ep) + ": expected 1, " +
                         index.graph->name + " has no experts");
   }
-  if (strategy.etp > 0) {
-    const std::string key = "etp=" + std::to_string(strategy.etp);
-    if (!index.has_experts) {
-      return InvalidInput(key + " has no effect: " + index.graph->name +
-                          " has no experts");
-    }
-    if (strategy.tp % strategy.etp != 0) {
-      return InvalidInput(
-          key + ": expected a divisor of tp=" + std::to_string(strategy.tp));
-    }
-    if (strategy.etp == strategy.tp) strategy.etp = 0;
-  }
-  for (const auto& [key, given] :
-       {std::pair{"cp=" + std::to_string(strategy.cp), strategy.cp > 1},
-        std::pair{std::string("sp=1"), strategy.sp}}) {
-    if (given && !index.has_sequence) {
-      return InvalidInput(key + " has no effect: " + index.graph->name +
-                          " has no sequence to split");
-    }
-  }
-  if (strategy.cp_kind != Strategy().cp_kind && !index.has_attention) {
-    return InvalidInput("cp-kind=" + strategy.cp_kind + " has no effect: " +
-                        index.graph->name + " has no attention");
-  }
-  if (strategy.zigzag && !index.has_attention) {
-    return InvalidInput("cp-balance=zigzag has no effect: " +
-                        index.graph->name + " has no causal attention");
-  }
-  if (strategy.zigzag && strategy.cp == 1) {
+  if (strategy.etp == 0) return {};
+  if (strategy.tp % strategy.etp != 0) {
     return InvalidInput(
-        "cp-balance=zigzag is an order for ranks that split the sequence: "
-        "expected cp of at least 2");
+        "etp=" + std::to_string(strategy.etp) +
+        ": expected a divisor of tp=" + std::to_string(strategy.tp));
   }
-  if (strategy.by_speed && !HasUnlikeSpeeds(cluster, index.graph->dtype)) {
-    return InvalidInput("balance=speed has no effect: all devices of " +
-                        cluster.name + " are alike");
+  if (strategy.etp == strategy.tp) strategy.etp = 0;
+  return {};
+}
+
+// Refuses keys that change nothing on this cluster, or of this model.
+Result<void> CheckEffects(const GraphIndex& index, const Cluster& cluster,
+                          const Strategy& strategy) {
+  const std::string& model = index.graph->name;
+  const bool has_copies = int64_t{strategy.dp} * strategy.cp * strategy.ep > 1;
+  const struct {
+    bool is_idle;
+    std::string key;
+    std::string why;
+  } checks[] = {
+      {strategy.etp > 0 && !index.has_experts,
+       "etp=" + std::to_string(strategy.etp), model + " has no experts"},
+      {strategy.cp > 1 && !index.has_sequence,
+       "cp=" + std::to_string(strategy.cp),
+       model + " has no sequence to split"},
+      {strategy.sp && !index.has_sequence, "sp=1",
+       model + " has no sequence to split"},
+      {strategy.cp_kind != Strategy().cp_kind && !index.has_attention,
+       "cp-kind=" + strategy.cp_kind, model + " has no attention"},
+      {strategy.zigzag && !index.has_attention, "cp-balance=zigzag",
+       model + " has no causal attention"},
+      {strategy.zigzag && strategy.cp == 1, "cp-balance=zigzag",
+       "needs cp of at least 2"},
+      {strategy.by_speed && !HasUnlikeSpeeds(cluster, index.graph->dtype),
+       "balance=speed", "all devices of " + cluster.name + " are alike"},
+      {strategy.dp_kind == DataParallelKind::kRooted && strategy.dp == 1,
+       "dp-kind=rooted", "needs dp of at least 2"},
+      {strategy.bucket > Bytes{} && !has_copies && !strategy.sp,
+       "bucket=" + FormatExactBytes(strategy.bucket, ""),
+       "no gradient is reduced where dp, cp and ep are 1"},
+      {strategy.zero > 0 && !has_copies,
+       "zero=" + std::to_string(strategy.zero),
+       "no weight has copies to cut where dp, cp and ep are 1"},
+  };
+  for (const auto& check : checks) {
+    if (!check.is_idle) continue;
+    return InvalidInput(check.key + " has no effect: " + check.why);
   }
-  if (strategy.dp_kind == DataParallelKind::kRooted && strategy.dp == 1) {
-    return InvalidInput("dp-kind=rooted has no effect: needs dp of at least 2");
-  }
-  if (strategy.bucket > Bytes{} &&
-      int64_t{strategy.dp} * strategy.cp * strategy.ep == 1 && !strategy.sp) {
-    return InvalidInput("bucket=" + BucketText(strategy.bucket) +
-                        " has no effect: no gradient is reduced where dp, cp "
-                        "and ep are 1");
-  }
-  if (strategy.zero > 0 &&
-      int64_t{strategy.dp} * strategy.cp * strategy.ep == 1) {
-    return InvalidInput("zero=" + std::to_string(strategy.zero) +
-                        " has no effect: no weight has copies to cut where "
-                        "dp, cp and ep are 1");
-  }
+  return {};
+}
+
+Result<void> CompleteSamples(const GraphIndex& index, Strategy& strategy) {
   if (strategy.mbs == 0) strategy.mbs = DefaultSamples(*index.graph, strategy);
-  const int64_t samples = int64_t{strategy.mbs} * strategy.dp * strategy.ep;
-  if (index.graph->global_batch % samples != 0) {
-    return InvalidInput(
-        "mbs=" + std::to_string(strategy.mbs) +
-        " * dp=" + std::to_string(strategy.dp) +
-        (strategy.ep > 1 ? " * ep=" + std::to_string(strategy.ep) : "") +
-        " = " + std::to_string(samples) +
-        ": expected a divisor of the global batch " +
-        std::to_string(index.graph->global_batch));
-  }
+  const int64_t samples = SamplesOf(strategy);
+  if (index.graph->global_batch % samples == 0) return {};
+  return InvalidInput(
+      "mbs=" + std::to_string(strategy.mbs) +
+      " * dp=" + std::to_string(strategy.dp) +
+      (strategy.ep > 1 ? " * ep=" + std::to_string(strategy.ep) : "") + " = " +
+      std::to_string(samples) + ": expected a divisor of the global batch " +
+      std::to_string(index.graph->global_batch));
+}
+
+// Whether the model is as deep as the strategy wants it.
+Result<void> CheckDepth(const GraphIndex& index, const Strategy& strategy) {
   const auto blocks = static_cast<int64_t>(index.graph->blocks.size());
-  if (int64_t{strategy.pp} * strategy.vp > blocks) {
-    return InvalidInput(
-        "pp=" + std::to_string(strategy.pp) +
-        (strategy.vp > 1
-             ? " * vp=" + std::to_string(strategy.vp) + " = " +
-                   std::to_string(int64_t{strategy.pp} * strategy.vp)
-             : "") +
-        ": expected at most " + std::to_string(blocks) +
-        ", the number of blocks of " + index.graph->name);
-  }
-  TESSERA_TRY(const PipelineSchedule* schedule,
-              FindSchedule(strategy.schedule));
-  if (auto accepted = Accepts(*schedule, {strategy.pp, strategy.vp, 1});
-      !accepted) {
-    return accepted.error();
+  const int64_t positions = int64_t{strategy.pp} * strategy.vp;
+  if (positions > blocks) {
+    return InvalidInput("pp=" + std::to_string(strategy.pp) +
+                        (strategy.vp > 1
+                             ? " * vp=" + std::to_string(strategy.vp) + " = " +
+                                   std::to_string(positions)
+                             : "") +
+                        ": expected at most " + std::to_string(blocks) +
+                        ", the number of blocks of " + index.graph->name);
   }
   const auto [first, last] = Layers(index);
   if (strategy.recompute_layers > last - first) {
@@ -454,35 +479,32 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                         ": expected at most " + std::to_string(last - first) +
                         ", the number of layers of " + index.graph->name);
   }
-  if (schedule->order == nullptr) {
-    const PipelineShape table = ShapeOf(strategy.actions);
-    const auto microbatches =
-        static_cast<int>(index.graph->global_batch / samples);
-    if (table != PipelineShape{strategy.pp, strategy.vp, microbatches}) {
-      return InvalidInput(
-          "the schedule's table has pp=" + std::to_string(table.stages) +
-          ", vp=" + std::to_string(table.chunks) + " and " +
-          std::to_string(table.microbatches) +
-          " microbatches; the strategy has pp=" + std::to_string(strategy.pp) +
-          ", vp=" + std::to_string(strategy.vp) + " and " +
-          std::to_string(microbatches));
-    }
-  }
-  return strategy;
+  return {};
 }
 
-Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
-                              const Strategy& requested) {
-  TESSERA_TRY(const Strategy strategy, Complete(index, cluster, requested));
-  Plan plan;
-  plan.graph_fingerprint = index.fingerprint;
-  plan.cluster_name = cluster.name;
-  plan.groups = GroupsOn(index, cluster, strategy);
-  plan.schedule = strategy.schedule;
-  plan.actions = strategy.actions;
-  plan.microbatches =
-      static_cast<int>(index.graph->global_batch /
-                       (int64_t{strategy.mbs} * strategy.dp * strategy.ep));
+// REQUIRES: dp and mbs are known.
+Result<void> CheckSchedule(const GraphIndex& index, const Strategy& strategy) {
+  TESSERA_TRY(const PipelineSchedule* schedule,
+              FindSchedule(strategy.schedule));
+  TESSERA_RETURN_IF_ERROR(Accepts(*schedule, {strategy.pp, strategy.vp, 1}));
+  if (schedule->order != nullptr) return {};
+  const PipelineShape table = ShapeOf(strategy.actions);
+  const auto microbatches =
+      static_cast<int>(index.graph->global_batch / SamplesOf(strategy));
+  if (table == PipelineShape{strategy.pp, strategy.vp, microbatches}) return {};
+  return InvalidInput(
+      "the schedule's table has pp=" + std::to_string(table.stages) +
+      ", vp=" + std::to_string(table.chunks) + " and " +
+      std::to_string(table.microbatches) +
+      " microbatches; the strategy has pp=" + std::to_string(strategy.pp) +
+      ", vp=" + std::to_string(strategy.vp) + " and " +
+      std::to_string(microbatches));
+}
+
+// Gives each position of the pipeline its blocks, and each block its placements
+// by the roles of the axes of its group.
+Result<void> PlaceBlocks(const GraphIndex& index, const Cluster& cluster,
+                         const Strategy& strategy, Plan& plan) {
   plan.ops.resize(index.forward_nodes);
   const std::vector<double> speeds =
       StageSpeeds(index, cluster, strategy, plan.groups);
@@ -510,46 +532,50 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
       if (!unused.empty()) return EmptyShard(index, unused[0], strategy);
     }
   }
-  const auto [first_layer, last_layer] = Layers(index);
-  const int again = strategy.recompute_layers > 0 ? strategy.recompute_layers
-                                                  : last_layer - first_layer;
-  for (int layer = first_layer; layer < first_layer + again; ++layer) {
-    SetRecompute(index, layer, strategy.recompute, plan);
-  }
-  if (strategy.split_branches) {
-    TESSERA_TRY(plan, WithSplitBranches(index, std::move(plan)));
-  }
-  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
-    if (strategy.tiles > 1) {
-      SetTiles(index, static_cast<int>(b), strategy.tiles, plan);
-    }
-  }
-  plan.weights.assign(index.weights.size(), {});
+  return {};
+}
+
+// Cuts the weights' states by ZeRO.
+Result<void> CutWeights(const GraphIndex& index, const Cluster& cluster,
+                        const Strategy& strategy, Plan& plan) {
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     plan.weights[w].zero_stage =
         HighestZeroStage(index, plan, w, strategy.zero);
   }
   SetZeroAxes(index, plan);
+  if (strategy.zero_group == 0) return {};
+  std::vector<std::optional<AxisSet>> axes_of(plan.groups.size());
   for (size_t w = 0; w < plan.weights.size(); ++w) {
-    if (strategy.zero_group == 0 || plan.weights[w].zero_axes == 0) continue;
+    if (plan.weights[w].zero_axes == 0) continue;
     const GroupId home = plan.ops[index.weights[w].home.node.index()].group;
-    TESSERA_TRY(const AxisSet axes,
-                ZeroGroupAxes(cluster, strategy, plan.groups[home.index()]));
-    plan.weights[w].zero_axes &= axes;
-  }
-  if (strategy.dp_kind == DataParallelKind::kRooted) {
-    if (strategy.zero > 0) {
-      return InvalidInput(
-          "dp-kind=rooted keeps all state on the root: expected "
-          "zero=0, not zero=" +
-          std::to_string(strategy.zero));
+    std::optional<AxisSet>& axes = axes_of[home.index()];
+    if (!axes) {
+      TESSERA_TRY(axes,
+                  ZeroGroupAxes(cluster, strategy, plan.groups[home.index()]));
     }
-    std::vector<AxisSet> data;
-    for (const DeviceGroup& group : plan.groups) {
-      data.push_back(Roles(strategy, group).data);
-    }
-    SetRooted(index, data, plan);
+    plan.weights[w].zero_axes &= *axes;
   }
+  return {};
+}
+
+// Moves the loss and all state to the root of the data axes.
+Result<void> MoveToRoot(const GraphIndex& index, const Strategy& strategy,
+                        Plan& plan) {
+  if (strategy.zero > 0) {
+    return InvalidInput(
+        "dp-kind=rooted keeps all state on the root: expected "
+        "zero=0, not zero=" +
+        std::to_string(strategy.zero));
+  }
+  std::vector<AxisSet> data;
+  for (const DeviceGroup& group : plan.groups) {
+    data.push_back(Roles(strategy, group).data);
+  }
+  SetRooted(index, data, plan);
+  return {};
+}
+
+void SetTiers(const GraphIndex& index, const Strategy& strategy, Plan& plan) {
   for (size_t i = 0; i < plan.ops.size(); ++i) {
     if (!KeepsResults(index, plan, NodeId(i))) continue;
     plan.ops[i].activation_tier = strategy.activation_tier;
@@ -561,12 +587,65 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
       plan.weights[w].gradient_tier = strategy.gradient_tier;
     }
   }
+}
+
+}  // namespace
+
+Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
+                          Strategy strategy) {
+  TESSERA_RETURN_IF_ERROR(CompleteDegrees(cluster, strategy));
+  TESSERA_RETURN_IF_ERROR(CheckEffects(index, cluster, strategy));
+  TESSERA_RETURN_IF_ERROR(CompleteExperts(index, strategy));
+  TESSERA_RETURN_IF_ERROR(CompleteSamples(index, strategy));
+  TESSERA_RETURN_IF_ERROR(CheckDepth(index, strategy));
+  TESSERA_RETURN_IF_ERROR(CheckSchedule(index, strategy));
+  return strategy;
+}
+
+Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
+                              const Strategy& requested) {
+  TESSERA_TRY(const Strategy strategy, Complete(index, cluster, requested));
+  Plan plan;
+  plan.graph_fingerprint = index.fingerprint;
+  plan.cluster_name = cluster.name;
+  plan.groups = GroupsOn(index, cluster, strategy);
+  plan.schedule = strategy.schedule;
+  plan.actions = strategy.actions;
+  plan.microbatches =
+      static_cast<int>(index.graph->global_batch / SamplesOf(strategy));
   plan.bucket_bytes = strategy.bucket;
   plan.prefetch = strategy.prefetch;
   plan.zigzag = strategy.zigzag ? strategy.cp : 0;
+  TESSERA_RETURN_IF_ERROR(PlaceBlocks(index, cluster, strategy, plan));
+  const auto [first_layer, last_layer] = Layers(index);
+  const int again = strategy.recompute_layers > 0 ? strategy.recompute_layers
+                                                  : last_layer - first_layer;
+  for (int layer = first_layer; layer < first_layer + again; ++layer) {
+    SetRecompute(index, layer, strategy.recompute, plan);
+  }
+  if (strategy.split_branches) {
+    TESSERA_TRY(plan, WithSplitBranches(index, std::move(plan)));
+  }
+  if (strategy.tiles > 1) {
+    for (int block = 0; block < std::ssize(index.nodes_of_block); ++block) {
+      SetTiles(index, block, strategy.tiles, plan);
+    }
+  }
+  plan.weights.assign(index.weights.size(), {});
+  TESSERA_RETURN_IF_ERROR(CutWeights(index, cluster, strategy, plan));
+  if (strategy.dp_kind == DataParallelKind::kRooted) {
+    TESSERA_RETURN_IF_ERROR(MoveToRoot(index, strategy, plan));
+  }
+  SetTiers(index, strategy, plan);
   const std::vector<Error> errors = Validate(index, cluster, plan);
-  if (!errors.empty()) return errors[0];
-  return plan;
+  if (errors.empty()) return plan;
+  // What of a plan is called otherwise is named as the strategy has it.
+  Error error = errors[0];
+  if (error.where == "zigzag") {
+    error.where = "cp=" + std::to_string(strategy.cp) + ",cp-balance=zigzag";
+    error.message = error.message.substr(error.message.find(": ") + 2);
+  }
+  return error;
 }
 
 Result<Plan> PlanFromStrategy(const Graph& graph, const Cluster& cluster,

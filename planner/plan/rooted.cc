@@ -18,8 +18,12 @@ void SetRooted(const GraphIndex& index, const std::vector<AxisSet>& data,
     if (from.valid() && index.graph->node(from).op->once_per_step) move(from);
   }
   for (size_t w = 0; w < plan.weights.size(); ++w) {
-    const WeightHome home = HomeOf(*index.graph, plan, index.weights[w].tensor);
-    plan.weights[w].rooted = data[home.group.index()] & ~home.layout.sharded();
+    const auto& [node, operand] = index.weights[w].home;
+    const OpPlacement& placement = plan.ops[node.index()];
+    const Layout stored =
+        OperandLayout(*index.graph, index.graph->node(node), placement,
+                      plan.groups[placement.group.index()], operand);
+    plan.weights[w].rooted = data[placement.group.index()] & ~stored.sharded();
   }
 }
 

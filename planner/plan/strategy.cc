@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <set>
 
+#include "planner/base/amount.h"
+#include "planner/base/format.h"
 #include "planner/base/table.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy_text.h"
@@ -49,6 +52,13 @@ Result<void> ReadDegree(std::string_view value, Strategy& strategy) {
   return {};
 }
 
+template <int Strategy::*kField>
+std::string NumberText(const Strategy& strategy) {
+  return strategy.*kField == Strategy().*kField
+             ? ""
+             : std::to_string(strategy.*kField);
+}
+
 Result<void> ReadZero(std::string_view value, Strategy& strategy) {
   TESSERA_TRY(strategy.zero, ReadNumber(value, 0, 3, "0, 1, 2 or 3"));
   return {};
@@ -81,35 +91,34 @@ Result<void> ReadZeroGroup(std::string_view value, Strategy& strategy) {
   return {};
 }
 
-struct ByteUnit {
-  std::string_view name;
-  int64_t bytes;
-};
-// The larger first; SI.
-constexpr std::array kByteUnits = {ByteUnit{"GB", 1'000'000'000},
-                                   ByteUnit{"MB", 1'000'000},
-                                   ByteUnit{"kB", 1'000}, ByteUnit{"B", 1}};
+std::string ZeroGroupText(const Strategy& strategy) {
+  return strategy.zero_group == Strategy::kWithinNode
+             ? "node"
+             : NumberText<&Strategy::zero_group>(strategy);
+}
 
 Result<void> ReadBucket(std::string_view value, Strategy& strategy) {
-  std::string_view number = value;
-  int64_t unit = 1;
-  for (const ByteUnit& row : kByteUnits) {
-    if (!number.ends_with(row.name)) continue;
-    number.remove_suffix(row.name.size());
-    unit = row.bytes;
-    break;
-  }
-  const auto count = ReadNumber(number, 0, kMostDegree, "");
-  if (!count) {
+  constexpr double kMost = 1e15;  // no model has as many bytes
+  const auto size = ParseAmount(value);
+  const bool is_size =
+      size &&
+      (size->dimension == Dimension::kBytes ||
+       (size->dimension == Dimension::kNumber && !value.ends_with('%')));
+  if (!is_size || size->value < 0 || size->value > kMost ||
+      size->value != std::floor(size->value)) {
     return InvalidInput("is '" + std::string(value) +
-                        "': expected a size such as 25MB, or 0 for one bucket "
-                        "for each block");
+                        "': expected a size such as 25MB (B, kB, MB, GB, KiB, "
+                        "MiB or GiB), or 0 for one bucket for each block");
   }
-  strategy.bucket = {*count * unit};
+  strategy.bucket = {static_cast<int64_t>(size->value)};
   return {};
 }
 
-// "25MB": in the largest unit that is whole.
+std::string BucketText(const Strategy& strategy) {
+  return strategy.bucket == Bytes{} ? ""
+                                    : FormatExactBytes(strategy.bucket, "");
+}
+
 Result<void> ReadPrefetch(std::string_view value, Strategy& strategy) {
   TESSERA_TRY(strategy.prefetch,
               ReadNumber(value, 0, kMostDegree, "a whole number of blocks"));
@@ -261,6 +270,10 @@ Result<void> ReadContextKind(std::string_view value, Strategy& strategy) {
   return {};
 }
 
+std::string ContextKindText(const Strategy& strategy) {
+  return strategy.cp_kind == Strategy().cp_kind ? "" : strategy.cp_kind;
+}
+
 Result<void> ReadBalance(std::string_view value, Strategy& strategy) {
   static constexpr std::string_view kNames[] = {"none", "zigzag"};
   TESSERA_TRY(const size_t zigzag, ReadName("cp-balance", value, kNames));
@@ -288,65 +301,6 @@ Result<void> ReadOrder(std::string_view value, Strategy& strategy) {
   return {};
 }
 
-struct KeyRow {
-  std::string_view name;
-  Result<void> (*read)(std::string_view value, Strategy& strategy);
-  // Of a key that says nothing on its own: whether the others, all read, give
-  // it a meaning, and what would. A value that is the default needs none.
-  bool (*has_effect)(const Strategy& strategy) = nullptr;
-  std::string_view needs = {};
-};
-
-constexpr std::array kKeys = {
-    KeyRow{"dp", ReadDegree<&Strategy::dp>},
-    KeyRow{"tp", ReadDegree<&Strategy::tp>},
-    KeyRow{"pp", ReadDegree<&Strategy::pp>},
-    KeyRow{"vp", ReadDegree<&Strategy::vp>},
-    KeyRow{"cp", ReadDegree<&Strategy::cp>},
-    KeyRow{"cp-kind", ReadContextKind,
-           [](const Strategy& s) {
-             return s.cp > 1 || s.cp_kind == Strategy().cp_kind;
-           },
-           "cp of at least 2"},
-    KeyRow{"cp-balance", ReadBalance,
-           [](const Strategy& s) {
-             return !s.zigzag || (s.cp > 1 && s.cp_kind != "ulysses");
-           },
-           "cp of at least 2 and cp-kind=gather or ring"},
-    KeyRow{"ep", ReadDegree<&Strategy::ep>},
-    KeyRow{"etp", ReadDegree<&Strategy::etp>,
-           [](const Strategy& s) { return s.etp <= 1 || s.tp > 1; },
-           "tp of at least 2"},
-    KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
-    KeyRow{"balance", ReadShares},
-    KeyRow{"zero", ReadZero},
-    KeyRow{"dp-kind", ReadDataParallelKind},
-    KeyRow{"zero-group", ReadZeroGroup,
-           [](const Strategy& s) { return s.zero > 0; }, "zero=1, 2 or 3"},
-    KeyRow{"bucket", ReadBucket},
-    KeyRow{"prefetch", ReadPrefetch,
-           [](const Strategy& s) {
-             return s.zero == 3 || s.parameter_tier != MemoryTier::kDevice ||
-                    s.prefetch == Strategy().prefetch;
-           },
-           "zero=3 or offload=parameters:host|file"},
-    KeyRow{"tiles", ReadTiles},
-    KeyRow{"offload", ReadOffload,
-           [](const Strategy& s) {
-             return s.gradient_tier == MemoryTier::kDevice ||
-                    s.optimizer_tier != MemoryTier::kDevice;
-           },
-           "a step on the host for gradients:host: optimizer:host or "
-           "optimizer:file"},
-    KeyRow{"sp", ReadSequence,
-           [](const Strategy& s) { return !s.sp || s.tp > 1; },
-           "tp of at least 2"},
-    KeyRow{"branches", ReadBranches},
-    KeyRow{"recompute", ReadRecompute},
-    KeyRow{"schedule", ReadSchedule},
-    KeyRow{"order", ReadOrder},
-};
-
 std::string OrderText(const Strategy& strategy) {
   std::string text;
   for (MeshDimension dimension : strategy.order) {
@@ -355,15 +309,94 @@ std::string OrderText(const Strategy& strategy) {
   return text;
 }
 
+struct KeyRow {
+  std::string_view name;
+  Result<void> (*read)(std::string_view value, Strategy& strategy);
+  // The value as it is read; nothing for what it is without the key.
+  std::string (*text)(const Strategy& strategy);
+  // Of a key that says nothing on its own: whether the others, all read, give
+  // it a meaning, and what would. A value that is the default needs none.
+  bool (*has_effect)(const Strategy& strategy) = nullptr;
+  std::string_view needs = {};
+};
+
+constexpr std::array kKeys = {
+    KeyRow{"dp", ReadDegree<&Strategy::dp>, NumberText<&Strategy::dp>},
+    KeyRow{"tp", ReadDegree<&Strategy::tp>, NumberText<&Strategy::tp>},
+    KeyRow{"pp", ReadDegree<&Strategy::pp>, NumberText<&Strategy::pp>},
+    KeyRow{"vp", ReadDegree<&Strategy::vp>, NumberText<&Strategy::vp>},
+    KeyRow{"cp", ReadDegree<&Strategy::cp>, NumberText<&Strategy::cp>},
+    KeyRow{"cp-kind", ReadContextKind, ContextKindText,
+           [](const Strategy& s) {
+             return s.cp > 1 || s.cp_kind == Strategy().cp_kind;
+           },
+           "cp of at least 2"},
+    KeyRow{"cp-balance", ReadBalance,
+           [](const Strategy& s) -> std::string {
+             return s.zigzag ? "zigzag" : "";
+           },
+           [](const Strategy& s) {
+             return !s.zigzag || (s.cp > 1 && s.cp_kind != "ulysses");
+           },
+           "cp of at least 2 and cp-kind=gather or ring"},
+    KeyRow{"ep", ReadDegree<&Strategy::ep>, NumberText<&Strategy::ep>},
+    KeyRow{"etp", ReadDegree<&Strategy::etp>, NumberText<&Strategy::etp>,
+           [](const Strategy& s) { return s.etp <= 1 || s.tp > 1; },
+           "tp of at least 2"},
+    KeyRow{"mbs", ReadDegree<&Strategy::mbs>, NumberText<&Strategy::mbs>},
+    KeyRow{"balance", ReadShares,
+           [](const Strategy& s) -> std::string {
+             return s.by_speed ? "speed" : "";
+           }},
+    KeyRow{"zero", ReadZero, NumberText<&Strategy::zero>},
+    KeyRow{"dp-kind", ReadDataParallelKind,
+           [](const Strategy& s) -> std::string {
+             return s.dp_kind == DataParallelKind::kRooted ? "rooted" : "";
+           }},
+    KeyRow{"zero-group", ReadZeroGroup, ZeroGroupText,
+           [](const Strategy& s) { return s.zero > 0; }, "zero=1, 2 or 3"},
+    KeyRow{"bucket", ReadBucket, BucketText},
+    KeyRow{"prefetch", ReadPrefetch, NumberText<&Strategy::prefetch>,
+           [](const Strategy& s) {
+             return s.zero == 3 || s.parameter_tier != MemoryTier::kDevice ||
+                    s.prefetch == Strategy().prefetch;
+           },
+           "zero=3 or offload=parameters:host|file"},
+    KeyRow{"tiles", ReadTiles, NumberText<&Strategy::tiles>},
+    KeyRow{"offload", ReadOffload, OffloadText,
+           [](const Strategy& s) {
+             return s.gradient_tier == MemoryTier::kDevice ||
+                    s.optimizer_tier != MemoryTier::kDevice;
+           },
+           "a step on the host for gradients:host: optimizer:host or "
+           "optimizer:file"},
+    KeyRow{"sp", ReadSequence,
+           [](const Strategy& s) -> std::string { return s.sp ? "1" : ""; },
+           [](const Strategy& s) { return !s.sp || s.tp > 1; },
+           "tp of at least 2"},
+    KeyRow{"branches", ReadBranches,
+           [](const Strategy& s) -> std::string {
+             return s.split_branches ? "split" : "";
+           }},
+    KeyRow{"recompute", ReadRecompute,
+           [](const Strategy& s) -> std::string {
+             const std::string text = RecomputeText(s);
+             return text == RecomputeText(Strategy()) ? "" : text;
+           }},
+    KeyRow{"schedule", ReadSchedule,
+           [](const Strategy& s) -> std::string {
+             return s.schedule == Strategy().schedule ? "" : s.schedule;
+           }},
+    KeyRow{"order", ReadOrder,
+           [](const Strategy& s) -> std::string {
+             return s.order == Strategy().order ? "" : OrderText(s);
+           }},
+};
+
 }  // namespace
 
-std::string BucketText(Bytes size) {
-  for (const ByteUnit& row : kByteUnits) {
-    if (size.value % row.bytes == 0) {
-      return std::to_string(size.value / row.bytes) + std::string(row.name);
-    }
-  }
-  return std::to_string(size.value);
+std::vector<std::string_view> StrategyKeys() {
+  return Names(std::span<const KeyRow>(kKeys));
 }
 
 std::string RecomputeText(const Strategy& strategy) {
@@ -444,8 +477,9 @@ std::string ToString(const Strategy& strategy) {
   if (strategy.dp_kind == DataParallelKind::kRooted) text += " rooted";
   if (strategy.by_speed) text += " by speed";
   if (strategy.split_branches) text += " branches split";
-  if (strategy.bucket.value > 0)
-    text += " bucket " + BucketText(strategy.bucket);
+  if (const std::string bucket = BucketText(strategy); !bucket.empty()) {
+    text += " bucket " + bucket;
+  }
   if (strategy.prefetch != Strategy().prefetch) {
     text += " prefetch " + std::to_string(strategy.prefetch);
   }
@@ -457,7 +491,7 @@ std::string ToString(const Strategy& strategy) {
     text += " recompute " + RecomputeText(strategy);
   }
   if (strategy.vp > 1) text += " vp" + std::to_string(strategy.vp);
-  if (strategy.pp * strategy.vp > 1) text += " " + strategy.schedule;
+  if (strategy.pp > 1 || strategy.vp > 1) text += " " + strategy.schedule;
   if (strategy.order != Strategy().order) {
     text += " order " + OrderText(strategy);
   }
@@ -465,51 +499,19 @@ std::string ToString(const Strategy& strategy) {
 }
 
 std::optional<std::string> FlagTextOf(const Strategy& strategy) {
-  const Strategy usual;
+  // The folder of the file tier is no part of a plan.
+  Strategy told = strategy;
+  told.dp = 0;
+  told.offload_directory.clear();
   std::string text;
-  const auto add = [&](std::string_view key, const std::string& value) {
-    text += (text.empty() ? "" : ",") + std::string(key) + "=" + value;
-  };
-  const auto number = [&](std::string_view key, int Strategy::*field) {
-    if (strategy.*field != usual.*field) {
-      add(key, std::to_string(strategy.*field));
-    }
-  };
-  number("tp", &Strategy::tp);
-  number("pp", &Strategy::pp);
-  number("vp", &Strategy::vp);
-  number("cp", &Strategy::cp);
-  if (strategy.cp_kind != usual.cp_kind) add("cp-kind", strategy.cp_kind);
-  if (strategy.zigzag) add("cp-balance", "zigzag");
-  number("ep", &Strategy::ep);
-  number("etp", &Strategy::etp);
-  number("mbs", &Strategy::mbs);
-  number("zero", &Strategy::zero);
-  if (strategy.dp_kind == DataParallelKind::kRooted) add("dp-kind", "rooted");
-  if (strategy.zero_group == Strategy::kWithinNode) {
-    add("zero-group", "node");
-  } else {
-    number("zero-group", &Strategy::zero_group);
+  for (const KeyRow& row : kKeys) {
+    const std::string value = row.text(told);
+    if (value.empty()) continue;
+    text += (text.empty() ? "" : ",") + std::string(row.name) + "=" + value;
   }
-  if (strategy.bucket > Bytes{}) add("bucket", BucketText(strategy.bucket));
-  number("prefetch", &Strategy::prefetch);
-  number("tiles", &Strategy::tiles);
-  const std::string offload = OffloadText(strategy);
-  if (!offload.empty()) add("offload", offload);
-  if (strategy.sp) add("sp", "1");
-  if (strategy.split_branches) add("branches", "split");
-  if (strategy.recompute != usual.recompute) {
-    add("recompute", RecomputeText(strategy));
-  }
-  if (strategy.schedule != usual.schedule) add("schedule", strategy.schedule);
-  if (strategy.order != usual.order) add("order", OrderText(strategy));
-  // A table of actions has no name, and the folder of the file tier is no part
-  // of a plan.
-  auto back = ParseStrategy(text);
-  if (!back) return {};
-  back->dp = strategy.dp;
-  back->offload_directory = strategy.offload_directory;
-  if (*back != strategy) return {};
+  // A table of actions has no name.
+  const auto back = ParseStrategy(text);
+  if (!back || *back != told) return std::nullopt;
   return text;
 }
 

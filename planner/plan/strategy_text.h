@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "planner/plan/strategy.h"
 
@@ -28,7 +29,7 @@ inline const DimensionRow& RowOf(MeshDimension dimension) {
   return kDimensions[static_cast<size_t>(dimension)];
 }
 
-std::string BucketText(Bytes size);                   // "25MB"
+std::vector<std::string_view> StrategyKeys();         // of ParseStrategy
 std::string RecomputeText(const Strategy& strategy);  // "full:8"
 
 }  // namespace tessera

@@ -651,7 +651,7 @@ class Validator {
       return;
     }
     if (placement.rooted != 0 && stages_ok_ && use.home.node.valid()) {
-      CheckCopies(placement.rooted, use, "rooted", fail);
+      CheckCopies(placement.rooted, w, "rooted", fail);
     }
     if (placement.zero_axes == 0) return;
     if (placement.zero_stage == 0) {
@@ -660,7 +660,7 @@ class Validator {
     }
     // Needs a placement of the home node to compare with.
     if (!stages_ok_ || !use.home.node.valid()) return;
-    CheckCopies(placement.zero_axes, use, "zero_axes", fail);
+    CheckCopies(placement.zero_axes, w, "zero_axes", fail);
   }
 
   // What speaks against the tier of a weight's gradient, or nothing.
@@ -681,9 +681,10 @@ class Validator {
 
   // Axes on which a weight's copies may differ in what they keep.
   template <typename FailFunction>
-  void CheckCopies(AxisSet axes, const GraphIndex::WeightUse& use,
-                   std::string_view field, const FailFunction& fail) {
-    const OpPlacement& home = plan_.ops[use.home.node.index()];
+  void CheckCopies(AxisSet axes, size_t weight, std::string_view field,
+                   const FailFunction& fail) {
+    const auto& [id, operand] = index_.weights[weight].home;
+    const OpPlacement& home = plan_.ops[id.index()];
     const DeviceGroup& group = plan_.groups[home.group.index()];
     if (axes & ~group.all_axes()) {
       fail(field,
@@ -693,20 +694,9 @@ class Validator {
                " axes");
       return;
     }
-    const Node& node = graph_.node(use.home.node);
-    const Indices& indices = node.rule.operands[use.home.operand];
-    int64_t shard = 1;  // elements of the smallest shard, or its smallest tile
+    const Node& node = graph_.node(id);
     AxisSet sharded = 0;
-    // A bias is stored whole.
-    const int tiled =
-        use.home.operand == 1 ? TiledFactor(graph_, home, use.home.node) : -1;
-    for (uint8_t f : indices) {
-      sharded |= home.axes[f];
-      const int64_t parts =
-          group.Size(home.axes[f]) * (f == tiled ? std::max(1, home.tiles) : 1);
-      shard *= std::max<int64_t>(1, index_.extents[use.home.node.index()][f] /
-                                        std::max<int64_t>(1, parts));
-    }
+    for (uint8_t f : node.rule.operands[operand]) sharded |= home.axes[f];
     if (const AxisSet wrong = axes & sharded; wrong != 0) {
       fail(field,
            "axis " +
@@ -716,6 +706,7 @@ class Validator {
       return;
     }
     if (field != "zero_axes") return;
+    const int64_t shard = SmallestShardOf(index_, plan_, weight);
     if (const int64_t degree = group.Size(axes); shard < degree) {
       fail(field, "an empty shard: " + std::to_string(shard) +
                       " elements are cut over " + std::to_string(degree) +

@@ -1,7 +1,6 @@
 #include "planner/plan/windows.h"
 
 #include <algorithm>
-#include <string>
 
 #include "planner/plan/layout.h"
 
@@ -66,17 +65,14 @@ std::optional<Windows> WindowsOf(const Graph& graph, const Node& node,
   w.in = ExtentOf(graph, node, w.image);
   w.out = ExtentOf(graph, node, w.place);
   if (w.in == 0 || w.out == 0) return std::nullopt;
-  const auto attribute = [&](std::string_view name) {
-    const auto it = std::ranges::find(node.attributes, name, &Attribute::name);
-    return it == node.attributes.end() ? int64_t{1}
-                                       : static_cast<int64_t>(it->value);
-  };
-  const std::string side = tall ? "height" : "width";
-  w.stride = attribute("stride_" + side);
-  w.pad = attribute(tall ? "pad_top" : "pad_left");
+  const WindowSteps steps = StepsOf(node.attributes, direction);
+  w.stride = steps.stride;
+  w.pad = steps.pad;
   const int64_t weights = ExtentOf(graph, node, tall ? 'k' : 'l');
-  const int64_t size = weights != 0 ? weights : attribute("window_" + side);
-  w.span = attribute("dilation_" + side) * (size - 1) + 1;
+  w.span =
+      steps.Span(weights != 0 ? weights
+                              : static_cast<int64_t>(node.attribute(
+                                    tall ? "window_height" : "window_width")));
   return w;
 }
 

@@ -177,8 +177,10 @@ fails 2 "bf16.json: .* in bf16, not in fp32 \(--dtype bf16\)" search \
 "$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2 \
   --plan-out "$work/two.json" >/dev/null 2>&1
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --from "$work/two.json" \
-  --proposals 50 --json >"$work/from.json" 2>/dev/null
+  --proposals 50 --json >"$work/from.json" 2>"$work/from.txt"
 json 'j["feasible"] and j["devices"] == 4' "$work/from.json" >/dev/null
+grep -q "two.json: starting from this plan as it is and [0-9] more near it" "$work/from.txt" ||
+  fail "$(cat "$work/from.txt")"
 
 # Besides that of --plan, which no uniform plan is as fast as.
 best=(--prefer fastest --confirm 0 --json)

@@ -71,6 +71,9 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
   EXPECT_EQ(ErrorOf(good), "");
   EXPECT_THAT(ErrorOf(good + good),
               HasSubstr("rows[1]: the same was measured"));
+  EXPECT_EQ(ErrorOf("ranks_at_once: 4\n" + good), "");
+  EXPECT_THAT(ErrorOf("ranks_at_once: -2\n" + good),
+              HasSubstr("ranks_at_once: is -2: expected a number from 1"));
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     text.replace(text.find(from), from.size(), to);

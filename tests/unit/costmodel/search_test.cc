@@ -88,6 +88,43 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Crowded{"dgx-a100-80gb:1x1", "mbs=1,recompute=full"},
                     Crowded{"dgx-a100-80gb:1x3", "pp=3,mbs=1,recompute=full"}));
 
+// Over a slow network a pipeline whose optimizers are on the hosts is many
+// times as fast as data parallelism that gathers parameters, which fits, too.
+TEST(Search, LooksAtAllWaysToOffload) {
+  const Graph graph = Gpt2(4);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:4x1").value();
+  for (LinkType& type : cluster.link_types) {
+    if (type.name.starts_with("ib")) type.bandwidth = type.bandwidth * 1e-3;
+  }
+  const char* const gathers =
+      "dp=4,zero=3,mbs=1,recompute=full,"
+      "offload=optimizer:host,gradients:host,parameters:host";
+  const char* const pipeline =
+      "pp=4,mbs=1,recompute=full,"
+      "offload=optimizer:host,gradients:host,parameters:host";
+  const auto priced = [&](const char* strategy) {
+    const SearchSpace space(graph, cluster);
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    return evaluator.Evaluate(Uniform(space, strategy));
+  };
+  Bytes needed;
+  for (const char* strategy : {gathers, pipeline}) {
+    for (const MemoryUse& use : priced(strategy).memory) {
+      needed = Max(needed, use.total);
+    }
+  }
+  for (DeviceType& type : cluster.device_types) type.memory = needed;
+  ASSERT_FALSE(priced("pp=4,mbs=1,recompute=full").feasible());
+  ASSERT_FALSE(priced("dp=4,zero=3,mbs=1,recompute=full").feasible());
+  ASSERT_TRUE(priced(gathers).feasible());
+  ASSERT_LT(5 * priced(pipeline).step_time.seconds(),
+            priced(gathers).step_time.seconds());
+  const SearchSpace space(graph, cluster);
+  const SearchResult result = Searched(space).value();
+  EXPECT_TRUE(result.evaluation.feasible());
+  EXPECT_LE(result.evaluation.step_time, priced(pipeline).step_time);
+}
+
 // Devices with less room than a plan needs that keeps all, and more than one
 // that computes all layers again.
 class FitsStrategy : public testing::TestWithParam<const char*> {};

@@ -24,5 +24,14 @@ TEST(FormatTest, ChoosesUnitsWithThreeDigits) {
   EXPECT_EQ(FormatNumber(-1234567), "-1,230,000");
 }
 
+TEST(FormatTest, WritesSizesExactly) {
+  EXPECT_EQ(FormatExactBytes({25'000'000}), "25 MB");
+  EXPECT_EQ(FormatExactBytes({25'000'000}, ""), "25MB");
+  EXPECT_EQ(FormatExactBytes({1'234}), "1234 B");
+  EXPECT_EQ(FormatExactBytes({3'000'000'000'000}), "3 TB");
+  EXPECT_EQ(FormatExactBytes({5'000'000'000'000'000}), "5000 TB");
+  EXPECT_EQ(FormatExactBytes({0}), "0 B");
+}
+
 }  // namespace
 }  // namespace tessera

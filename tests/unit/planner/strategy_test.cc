@@ -12,6 +12,7 @@
 #include "planner/io/importer.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/describe.h"
+#include "planner/plan/strategy_text.h"
 #include "planner/plan/validate.h"
 #include "planner/plan/work_shares.h"
 #include "planner/topology/topologies.h"
@@ -226,8 +227,9 @@ TEST(ParseStrategy, StorageAndCommunication) {
             "zero-group: is '0': expected a whole number of ranks from 1, or "
             "node");
   EXPECT_EQ(error("bucket=big"),
-            "bucket: is 'big': expected a size such as 25MB, or 0 for one "
-            "bucket for each block");
+            "bucket: is 'big': expected a size such as 25MB (B, kB, MB, GB, "
+            "KiB, MiB or GiB), or 0 for one bucket for each block");
+  EXPECT_THAT(error("bucket=1KB"), HasSubstr("bucket: is '1KB': expected a"));
   EXPECT_EQ(ParseStrategy("tiles=4")->tiles, 4);
   EXPECT_EQ(error("tiles=0"),
             "tiles: is '0': expected a whole number from 1 to 1024");
@@ -237,6 +239,64 @@ TEST(ParseStrategy, StorageAndCommunication) {
             "prefetch: is '20000000': expected at most 16777216");
   EXPECT_EQ(error("dp=99999999999999999999"),
             "dp: is '99999999999999999999': expected at most 16777216");
+}
+
+TEST(ParseStrategy, SizesOfBuckets) {
+  EXPECT_EQ(ParseStrategy("bucket=0")->bucket, Bytes{0});
+  EXPECT_EQ(ParseStrategy("bucket=1.5MB")->bucket, Bytes{1'500'000});
+  EXPECT_EQ(ParseStrategy("bucket=25MiB")->bucket, Bytes{25 << 20});
+  for (const std::string size :
+       {"1.5B", "-1MB", "50%", "5ms", "2000TB", "MB", ""}) {
+    const auto bad = ParseStrategy("bucket=" + size);
+    ASSERT_FALSE(bad.has_value()) << size;
+    EXPECT_EQ(bad.error().ToString(),
+              "bucket: is '" + size +
+                  "': expected a size such as 25MB, or 0 for one bucket for "
+                  "each block");
+  }
+}
+
+// Each key, with a value that is not its default and what it needs.
+TEST(FlagTextOf, EveryKeyIsWrittenAsItIsRead) {
+  const std::map<std::string_view, std::string_view> texts = {
+      {"tp", "tp=4"},
+      {"pp", "pp=2"},
+      {"vp", "pp=2,vp=2,schedule=interleaved"},
+      {"cp", "cp=2"},
+      {"cp-kind", "cp=2,cp-kind=ring"},
+      {"cp-balance", "cp=2,cp-balance=zigzag"},
+      {"ep", "ep=2"},
+      {"etp", "tp=4,etp=2"},
+      {"mbs", "mbs=4"},
+      {"balance", "mbs=4,balance=speed"},
+      {"zero", "zero=1"},
+      {"dp-kind", "dp-kind=rooted"},
+      {"zero-group", "zero=3,zero-group=node"},
+      {"bucket", "bucket=123456789B"},
+      {"prefetch", "zero=3,prefetch=2"},
+      {"tiles", "tiles=4"},
+      {"offload", "offload=optimizer:host,parameters:file,activations:host"},
+      {"sp", "tp=2,sp=1"},
+      {"branches", "branches=split"},
+      {"recompute", "recompute=full:3"},
+      {"schedule", "schedule=gpipe"},
+      {"order", "order=tp-cp-ep-pp-dp"},
+  };
+  for (const std::string_view key : StrategyKeys()) {
+    if (key == "dp") continue;  // follows the devices
+    ASSERT_TRUE(texts.contains(key)) << key;
+    const Strategy strategy = *ParseStrategy(texts.at(key));
+    const auto flag = FlagTextOf(strategy);
+    ASSERT_TRUE(flag.has_value()) << key;
+    EXPECT_THAT("," + *flag, HasSubstr("," + std::string(key) + "="));
+    EXPECT_EQ(*ParseStrategy(*flag), strategy) << *flag;
+  }
+  EXPECT_EQ(FlagTextOf(*ParseStrategy("")), "");
+  EXPECT_EQ(FlagTextOf(*ParseStrategy("dp=2,offload=optimizer:file:/mnt")),
+            "offload=optimizer:file");
+  Strategy table;
+  table.schedule = "table";
+  EXPECT_FALSE(FlagTextOf(table).has_value());
 }
 
 TEST(PlanFromStrategy, TilesEveryLinearAsFarAsItHasRows) {
@@ -774,6 +834,13 @@ TEST(PlanFromStrategy, ErrorsNameTheFigures) {
   EXPECT_THAT(error("tp=3"), HasSubstr("= 3 does not divide the 8 devices of "
                                        "local-cpu:8"));
   EXPECT_THAT(error("dp=2,tp=2"), HasSubstr("= 4: expected the 8 devices"));
+  // Of 2^64 and more, which no number holds.
+  EXPECT_EQ(error("tp=16777216,pp=16777216,cp=65536"),
+            "tp=16777216 * pp=16777216 * cp=65536 * ep=1 does not divide the 8 "
+            "devices of local-cpu:8");
+  EXPECT_EQ(error("dp=65536,tp=16777216,pp=16777216"),
+            "dp=65536 * tp=16777216 * pp=16777216 * cp=1 * ep=1: expected the "
+            "8 devices of local-cpu:8");
   EXPECT_THAT(error("dp=8"),
               HasSubstr("mbs=1 * dp=8 = 8: expected a divisor of the global "
                         "batch 12"));

@@ -11,6 +11,22 @@
 namespace tessera {
 namespace {
 
+// Without attributes a window moves by one, over what is there.
+TEST(Windows, StepsAreThoseOfTheirDirection) {
+  const std::vector<Attribute> attributes = {
+      {"dilation_height", 2}, {"pad_left", 3}, {"stride_height", 4}};
+  const WindowSteps high = StepsOf(attributes, Direction::kHeight);
+  EXPECT_EQ(high.stride, 4);
+  EXPECT_EQ(high.pad, 0);
+  EXPECT_EQ(high.dilation, 2);
+  EXPECT_EQ(high.Span(3), 5);
+  const WindowSteps wide = StepsOf(attributes, Direction::kWidth);
+  EXPECT_EQ(wide.stride, 1);
+  EXPECT_EQ(wide.pad, 3);
+  EXPECT_EQ(wide.dilation, 1);
+  EXPECT_EQ(wide.Span(3), 3);
+}
+
 // A 3-wide window over 8 pixels, padded by 1, at 8 places, in 2 shards of 4:
 // the first reads pixels 0 to 4, the second 3 to 7.
 TEST(Windows, OfThreeReachOneFurther) {

@@ -292,25 +292,20 @@ TEST(Scenario, WhatIsLeftOfAFailureStandsBy) {
   EXPECT_THAT(made.notes.back(), HasSubstr("8 devices stand by"));
 }
 
-// Every key that ParseStrategy reads.
-TEST(Scenario, StrategiesAsFlags) {
-  for (const char* text :
-       {"tp=2,pp=2,mbs=4,zero=1,sp=1",
-        "pp=2,mbs=1,recompute=full:3,schedule=gpipe", "tp=4",
-        "zero=3,zero-group=node,bucket=25MB,prefetch=2",
-        "zero=1,zero-group=4,bucket=1500B", "dp-kind=rooted",
-        "cp=2,cp-kind=ring,cp-balance=zigzag", "ep=2,tiles=4,branches=split",
-        "tp=4,ep=2,etp=2",
-        "pp=2,vp=2,schedule=interleaved,order=tp-cp-ep-pp-dp",
-        "offload=optimizer:host,parameters:file,activations:host"}) {
-    const Strategy strategy = *ParseStrategy(text);
-    const auto flag = FlagTextOf(strategy);
-    ASSERT_TRUE(flag) << text;
-    EXPECT_EQ(*ParseStrategy(*flag), strategy) << text;
-  }
-  Strategy table;
-  table.schedule = "table";
-  EXPECT_FALSE(FlagTextOf(table));
+// Degrees whose product no number holds do not fit what is left either.
+TEST(Scenario, NoDevicesAreLeftForDegreesBeyondAllNumbers) {
+  Scenario scenario = Tiny({{"nodes", "4"}});
+  scenario.failed = {"node3.gpu1"};
+  scenario.strategy = "tp=16777216,pp=16777216,cp=65536";
+  ModelCache models;
+  Case made = *MakeCase(scenario, models);
+  const auto plan = PlanOf(made);
+  ASSERT_FALSE(plan);
+  EXPECT_THAT(plan.error().ToString(),
+              HasSubstr("cp=65536 * ep=1 does not divide the 24 devices"));
+}
+
+TEST(Scenario, AKeyOfAStrategyIsReplaced) {
   EXPECT_EQ(WithStrategyKey("offload=optimizer:host,activations:host,tp=2",
                             "tp", "4"),
             "offload=optimizer:host,activations:host,tp=4");

@@ -1,0 +1,20 @@
+#pragma once
+// Which operators can add what they compute to what their results hold
+// (runtime/kernels/kernel.h, KernelCall::accumulate): so the gradient of a
+// weight grows over microbatches and uses. What others make is written anew,
+// and added by a `sum` behind it.
+
+#include <cstddef>
+
+#include "planner/ir/op.h"
+
+namespace tessera {
+
+// Whether its kernel can add to its results. Thread-safe.
+bool Accumulates(const OpDef& op);
+
+// Whether a call that accumulates adds to result k; else it writes it anew.
+// REQUIRES: Accumulates(op).
+bool AddsToResult(const OpDef& op, size_t k);
+
+}  // namespace tessera
