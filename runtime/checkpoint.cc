@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -10,10 +9,10 @@
 #include <map>
 #include <numeric>
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 #include "planner/base/file.h"
+#include "planner/base/whole_number.h"
 #include "planner/io/json_value.h"
 #include "planner/io/onnx.h"
 #include "planner/ir/vocabulary.h"
@@ -91,15 +90,16 @@ struct Verdict {
   char message[248] = {};
 };
 
-// `finite` and the error of rank 0, on all ranks.
-Result<bool> Announce(const Result<void>& written, bool finite,
-                      const std::string& path, HostMessages all) {
+// What rank 0 has `saved`, or its error, on all ranks.
+Result<bool> Announce(const Result<bool>& saved, const std::string& path,
+                      HostMessages all) {
   Verdict verdict;
-  verdict.finite = finite ? 1 : 0;
-  if (!written) {
+  if (saved) {
+    verdict.finite = *saved ? 1 : 0;
+  } else {
     verdict.failed = 1;
-    verdict.code = static_cast<int32_t>(written.error().code);
-    std::strncpy(verdict.message, written.error().message.c_str(),
+    verdict.code = static_cast<int32_t>(saved.error().code);
+    std::strncpy(verdict.message, saved.error().message.c_str(),
                  sizeof(verdict.message) - 1);
   }
   TESSERA_RETURN_IF_ERROR(all.Broadcast(&verdict, sizeof(verdict), 0));
@@ -124,16 +124,12 @@ Result<std::optional<Integer>> Count(const SafetensorsFile& file,
                                      const std::string& path) {
   const auto found = file.metadata().find(key);
   if (found == file.metadata().end()) return std::optional<Integer>();
-  const std::string& text = found->second;
-  Integer value = 0;
-  const auto [stop, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() ||
-      (std::is_signed_v<Integer> && value < 0)) {
-    return InvalidInput(key + " '" + text + "': expected a number",
+  const auto value = ParseWhole<Integer>(found->second);
+  if (!value || *value < Integer{0}) {
+    return InvalidInput(key + " '" + found->second + "': expected a number",
                         path + ": __metadata__");
   }
-  return std::optional(value);
+  return value;
 }
 
 // In the metadata: which weights have rows that pad a vocabulary, and how many
@@ -180,12 +176,6 @@ Result<const void*> OnDevice(const RankExecutor& executor, ValueId id,
   return copy->data();
 }
 
-Box WholeBox(const Shape& shape) {
-  Box box;
-  for (int64_t extent : shape) box.push_back({0, extent});
-  return box;
-}
-
 // What is collected at a time: rank 0 stages it on its device, beside what the
 // step keeps there.
 constexpr int64_t kCollectedBytes = int64_t{16} << 20;
@@ -219,16 +209,15 @@ std::vector<Box> BlocksOf(const Value& value, const DeviceGroup& group) {
   return blocks;
 }
 
-// Brings the elements of a value to rank 0, to their places in `elements`,
-// which holds `whole`. Senders do not run ahead: what is under way takes their
-// memory.
-Result<void> CollectValue(const TaskGraph& tasks, ValueId id,
-                          const Placement& whole, RankExecutor& executor,
-                          Communicator& all, std::vector<std::byte>& elements) {
-  const Value& value = tasks.value(id);
-  const DeviceGroup& group = tasks.group(value.group);
+// Brings the elements of a value to rank 0 in pieces, where take(block, bytes)
+// has each: of what is no tile they follow each other in the tensor. Senders do
+// not run ahead: what is under way takes their memory.
+template <typename Take>
+Result<void> CollectValue(ValueId id, RankExecutor& executor, Communicator& all,
+                          const Take& take) {
+  const Value& value = executor.tasks().value(id);
+  const DeviceGroup& group = executor.tasks().group(value.group);
   RankDevice& device = executor.device();
-  CpuDevice host;
   std::vector<int> senders;
   std::vector<Placement> sources;
   for (size_t i = 0; i < group.devices.size(); ++i) {
@@ -244,6 +233,7 @@ Result<void> CollectValue(const TaskGraph& tasks, ValueId id,
       pieces.push_back(std::move(piece));
     }
   }
+  std::vector<std::byte> received;
   for (const Box& block : pieces) {
     const Placement target = WholeBlock(block);
     const int receiver = 0;
@@ -260,15 +250,23 @@ Result<void> CollectValue(const TaskGraph& tasks, ValueId id,
       TESSERA_TRY(const Staging gathered, Staging::Allocate(device, bytes));
       TESSERA_RETURN_IF_ERROR(transfer.Receive(
           device, gathered.data(), {kCheckpointTag}, staging.data()));
-      std::vector<std::byte> received(static_cast<size_t>(bytes.value));
+      received.resize(static_cast<size_t>(bytes.value));
       device.Read(received.data(), gathered.data(), bytes);
-      const BoxCopy copy = CopyOf(block, target, whole, SizeOf(value.dtype));
-      host.Copy(elements.data() + copy.to_offset,
-                received.data() + copy.from_offset, copy.strided);
+      take(block, std::span<const std::byte>(received));
     }
     TESSERA_RETURN_IF_ERROR(all.Barrier());
   }
   return {};
+}
+
+// Puts a block's elements in their places in the whole tensor.
+void PutBlock(const Box& block, const void* elements, const Shape& shape,
+              int64_t element_bytes, void* tensor) {
+  const BoxCopy copy = CopyOf(block, WholeBlock(block),
+                              WholeBlock(WholeBox(shape)), element_bytes);
+  CpuDevice().Copy(static_cast<std::byte*>(tensor) + copy.to_offset,
+                   static_cast<const std::byte*>(elements) + copy.from_offset,
+                   copy.strided);
 }
 
 // What is stored under each name: one value, or the tiles of a weight. By name,
@@ -293,25 +291,6 @@ std::map<std::string, std::vector<ValueId>> StoredValues(const TaskGraph& tasks,
     }
   }
   return values;
-}
-
-// The whole of what `parts` are: on rank 0, nothing on the others.
-Result<std::vector<std::byte>> Collect(const TaskGraph& tasks,
-                                       const std::vector<ValueId>& parts,
-                                       RankExecutor& executor,
-                                       Communicator& all) {
-  const Value& first = tasks.value(parts[0]);
-  const Placement whole = WholeBlock(WholeBox(first.shape));
-  std::vector<std::byte> elements;
-  if (all.rank() == 0) {
-    elements.resize(
-        static_cast<size_t>(whole.elements() * SizeOf(first.dtype)));
-  }
-  for (ValueId id : parts) {
-    TESSERA_RETURN_IF_ERROR(
-        CollectValue(tasks, id, whole, executor, all, elements));
-  }
-  return elements;
 }
 
 // Elements of fp32 in another type.
@@ -359,6 +338,27 @@ bool AreFinite(std::span<const std::byte> bytes, DType dtype) {
   if (!Is16Bit(dtype)) return true;
   const std::vector<float> wide = Widened(bytes, dtype);
   return AllFinite<float>(std::as_bytes(std::span(wide)));
+}
+
+// The whole of what `parts` are, as fp32: on rank 0, nothing on the others.
+Result<std::vector<float>> CollectFloats(const std::vector<ValueId>& parts,
+                                         RankExecutor& executor,
+                                         Communicator& all) {
+  const Value& first = executor.tasks().value(parts[0]);
+  std::vector<float> elements;
+  if (all.rank() == 0) {
+    elements.resize(static_cast<size_t>(ElementsOf(WholeBox(first.shape))));
+  }
+  for (ValueId id : parts) {
+    TESSERA_RETURN_IF_ERROR(CollectValue(
+        id, executor, all,
+        [&](const Box& block, std::span<const std::byte> bytes) {
+          const std::vector<float> piece = Widened(bytes, first.dtype);
+          PutBlock(block, piece.data(), first.shape, sizeof(float),
+                   elements.data());
+        }));
+  }
+  return elements;
 }
 
 // The part of a checkpoint's tensor that is placed `here`.
@@ -429,6 +429,153 @@ std::string IndexText(const std::vector<PublishedTensor>& tensors,
          "},\n  \"weight_map\": {" + map + "\n  }\n}\n";
 }
 
+// Writes elements, unless one of them is not finite: then it returns false.
+Result<bool> WriteFinite(std::span<const std::byte> elements, DType dtype,
+                         SafetensorsWriter& writer) {
+  if (!AreFinite(elements, dtype)) return false;
+  TESSERA_RETURN_IF_ERROR(writer.Write(elements));
+  return true;
+}
+
+Result<bool> MakeFolder(const std::string& folder) {
+  std::error_code code;
+  std::filesystem::create_directories(folder, code);
+  if (!code) return true;
+  return Error{ErrorCode::kUnavailable,
+               "cannot make the folder: " + code.message(), folder};
+}
+
+// The files of SaveWeights. Destroyed before they are all there, it removes
+// those that are.
+class WeightWriter {
+ public:
+  // Both outlive the writer.
+  WeightWriter(const WeightFiles& files,
+               const std::vector<PublishedTensor>& tensors)
+      : files_(files),
+        tensors_(tensors),
+        file_of_(FilesOf(tensors, files.dtype, files.file_bytes)) {}
+  WeightWriter(const WeightWriter&) = delete;
+  WeightWriter& operator=(const WeightWriter&) = delete;
+  ~WeightWriter() {
+    if (committed_) return;
+    std::error_code code;
+    for (const std::string& path : written_) {
+      std::filesystem::remove(path, code);
+    }
+  }
+
+  // The elements of the next tensor; false where one of them is not finite in
+  // the files' type.
+  Result<bool> Write(std::span<const float> elements) {
+    if (!file_) TESSERA_RETURN_IF_ERROR(Begin());
+    while (!elements.empty()) {
+      const auto piece =
+          elements.first(std::min(elements.size(), kPieceElements));
+      TESSERA_TRY(const bool finite, WriteFinite(Rounded(piece, files_.dtype),
+                                                 files_.dtype, *file_));
+      if (!finite) return false;
+      elements = elements.subspan(piece.size());
+    }
+    const size_t file = file_of_[next_++];
+    if (next_ < tensors_.size() && file_of_[next_] == file) return true;
+    TESSERA_RETURN_IF_ERROR(file_->Commit());
+    file_.reset();
+    written_.push_back(PathOf(file));
+    return true;
+  }
+
+  // Behind the last tensor: the index of several files.
+  Result<void> Commit() {
+    if (written_.size() > 1) {
+      TESSERA_RETURN_IF_ERROR(
+          WriteFileAtomically(files_.folder + "/model.safetensors.index.json",
+                              IndexText(tensors_, file_of_, files_.dtype)));
+    }
+    committed_ = true;
+    return {};
+  }
+
+ private:
+  static constexpr size_t kPieceElements = size_t{4} << 20;
+
+  std::string PathOf(size_t file) const {
+    return files_.folder + "/" + FileName(file, file_of_.back() + 1);
+  }
+
+  // The file of the next tensor.
+  Result<void> Begin() {
+    std::vector<SafetensorsEntry> entries;
+    const size_t file = file_of_[next_];
+    for (size_t t = next_; t < tensors_.size() && file_of_[t] == file; ++t) {
+      entries.push_back({tensors_[t].name, files_.dtype, tensors_[t].shape});
+    }
+    TESSERA_TRY(
+        SafetensorsWriter created,
+        SafetensorsWriter::Create(PathOf(file), entries, {{"format", "pt"}}));
+    file_.emplace(std::move(created));
+    return {};
+  }
+
+  const WeightFiles& files_;
+  const std::vector<PublishedTensor>& tensors_;
+  const std::vector<size_t> file_of_;  // by tensor
+  std::optional<SafetensorsWriter> file_;
+  size_t next_ = 0;                   // tensor
+  std::vector<std::string> written_;  // files that are whole
+  bool committed_ = false;
+};
+
+// Tensors to be published, on rank 0. A weight that several have parts of is
+// collected once, and kept until the last of them.
+class WeightCollector {
+ public:
+  WeightCollector(const std::vector<PublishedTensor>& tensors,
+                  const Graph& graph, RankExecutor& executor, Communicator& all)
+      : values_(StoredValues(executor.tasks(), graph)),
+        executor_(executor),
+        all_(all) {
+    for (const PublishedTensor& tensor : tensors) {
+      for (const PublishedTensor::Part& part : tensor.parts) {
+        ++weights_[part.weight].left;
+      }
+    }
+  }
+
+  // The elements of a tensor; nothing on the other ranks, which all call this
+  // with the same one.
+  Result<std::vector<float>> Collect(const PublishedTensor& tensor) {
+    std::vector<float> elements;
+    if (all_.rank() == 0) {
+      elements.resize(static_cast<size_t>(ElementsOf(WholeBox(tensor.shape))));
+    }
+    for (const auto& [weight, piece] : tensor.parts) {
+      Weight& whole = weights_[weight];
+      if (!std::exchange(whole.here, true)) {
+        TESSERA_TRY(whole.elements,
+                    CollectFloats(values_.at(weight->name), executor_, all_));
+      }
+      if (all_.rank() == 0) {
+        PutPiece(piece, whole.elements.data(), elements.data());
+      }
+      if (--whole.left == 0) weights_.erase(weight);
+    }
+    return elements;
+  }
+
+ private:
+  struct Weight {
+    std::vector<float> elements;
+    bool here = false;
+    size_t left = 0;  // parts of it to come
+  };
+
+  const std::map<std::string, std::vector<ValueId>> values_;
+  RankExecutor& executor_;
+  Communicator& all_;
+  std::map<const Tensor*, Weight> weights_;
+};
+
 // Whether all that the file has belongs to the model: it may be one of more
 // layers.
 Result<void> CheckAllIsKept(const SafetensorsFile& file,
@@ -461,15 +608,17 @@ Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
 
   // Rank 0 keeps receiving where it writes no more, since its peers keep
   // sending.
-  Result<void> written;
-  bool finite = true;
   std::optional<SafetensorsWriter> writer;
+  Result<bool> saved = true;
   if (all.rank() == 0) {
     std::map<std::string, std::string, std::less<>> metadata = {
+        {"dtype", std::string(NameOf(graph.dtype))},
+        {"global_batch", std::to_string(graph.global_batch)},
         {"graph", Fingerprint(graph)},
         {"optimizer", std::string(OptimizerOf(tasks))},
         {"samples", std::to_string(executor.samples())},
         {"seed", std::to_string(seed)},
+        {"seq_len", std::to_string(graph.seq_len)},
         {"step", std::to_string(executor.step())}};
     if (std::ranges::find(tasks.tasks, kStochasticCast, &Task::kernel) !=
         tasks.tasks.end()) {
@@ -482,126 +631,70 @@ Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
     if (created) {
       writer.emplace(std::move(*created));
     } else {
-      written = created.error();
+      saved = created.error();
     }
   }
   for (const auto& [name, parts] : values) {
-    TESSERA_TRY(const std::vector<std::byte> elements,
-                Collect(tasks, parts, executor, all));
-    if (all.rank() != 0 || !written || !finite) continue;
-    finite = AreFinite(elements, tasks.value(parts[0]).dtype);
-    if (finite) written = writer->Write(elements);
+    const Value& first = tasks.value(parts[0]);
+    const auto write = [&](std::span<const std::byte> elements) {
+      if (!saved || !*saved) return;
+      saved = WriteFinite(elements, first.dtype, *writer);
+    };
+    // Tiles are put together first.
+    std::vector<std::byte> whole;
+    const bool tiled = first.layout.tile.count > 1;
+    if (tiled && writer) {
+      whole.resize(static_cast<size_t>(ElementsOf(WholeBox(first.shape)) *
+                                       SizeOf(first.dtype)));
+    }
+    for (ValueId id : parts) {
+      TESSERA_RETURN_IF_ERROR(CollectValue(
+          id, executor, all,
+          [&](const Box& block, std::span<const std::byte> elements) {
+            if (!tiled) return write(elements);
+            PutBlock(block, elements.data(), first.shape, SizeOf(first.dtype),
+                     whole.data());
+          }));
+    }
+    if (tiled) write(whole);
   }
-  if (writer && written && finite) written = writer->Commit();
-  return Announce(written, finite, path, {executor.device(), all});
+  if (writer && saved && *saved) {
+    if (auto written = writer->Commit(); !written) saved = written.error();
+  }
+  return Announce(saved, path, {executor.device(), all});
 }
 
 Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
                          RankExecutor& executor, Communicator& all) {
-  const TaskGraph& tasks = executor.tasks();
-  const auto values = StoredValues(tasks, graph);
   const std::vector<PublishedTensor> tensors =
       PublishedTensors(files.layout, graph);
-  const std::vector<size_t> file_of =
-      FilesOf(tensors, files.dtype, files.file_bytes);
-  const size_t count = file_of.empty() ? 0 : file_of.back() + 1;
-
+  WeightCollector collector(tensors, graph, executor, all);
   // Rank 0 keeps receiving where it writes no more, since its peers keep
   // sending.
-  Result<void> written;
-  bool finite = true;
-  std::optional<SafetensorsWriter> writer;
-  const auto remove = [&](size_t before) {
-    std::error_code code;
-    for (size_t f = 0; f < before; ++f) {
-      std::filesystem::remove(files.folder + "/" + FileName(f, count), code);
-    }
-  };
-  const auto begin = [&](size_t first) {
-    std::vector<SafetensorsEntry> entries;
-    for (size_t t = first; t < tensors.size() && file_of[t] == file_of[first];
-         ++t) {
-      entries.push_back({tensors[t].name, files.dtype, tensors[t].shape});
-    }
-    auto created = SafetensorsWriter::Create(
-        files.folder + "/" + FileName(file_of[first], count),
-        std::move(entries), {{"format", "pt"}});
-    if (created) {
-      writer.emplace(std::move(*created));
-    } else {
-      written = created.error();
-    }
-  };
+  std::optional<WeightWriter> writer;
+  Result<bool> saved = true;
   if (all.rank() == 0) {
-    std::error_code code;
-    std::filesystem::create_directories(files.folder, code);
-    if (code) {
-      written =
-          Error{ErrorCode::kUnavailable,
-                "cannot make the folder: " + code.message(), files.folder};
-    }
+    writer.emplace(files, tensors);
+    saved = MakeFolder(files.folder);
   }
-  // Weights that have been collected, until the last tensor that needs them.
-  struct Collected {
-    std::vector<float> elements;  // on rank 0
-    bool here = false;
-    size_t left = 0;  // pieces of it to come
-  };
-  std::map<const Tensor*, Collected> collected;
   for (const PublishedTensor& tensor : tensors) {
-    for (const PublishedTensor::Part& part : tensor.parts) {
-      ++collected[part.weight].left;
-    }
-  }
-  for (size_t t = 0; t < tensors.size(); ++t) {
     TESSERA_TRY(const bool stops,
                 AnyStops(files.stop, {executor.device(), all}));
     if (stops) {
-      if (all.rank() == 0 && finite) remove(file_of[t]);
+      writer.reset();
       TESSERA_RETURN_IF_ERROR(executor.world().Flush());
       return Error{ErrorCode::kInterrupted,
                    "interrupted before all weights were written", files.folder};
     }
-    const PublishedTensor& tensor = tensors[t];
-    const bool first = t == 0 || file_of[t] != file_of[t - 1];
-    if (all.rank() == 0 && written && finite && first) begin(t);
-    std::vector<float> elements;
-    if (all.rank() == 0) {
-      elements.resize(static_cast<size_t>(ElementsOf(WholeBox(tensor.shape))));
-    }
-    for (const auto& [weight, piece] : tensor.parts) {
-      Collected& whole = collected[weight];
-      if (!std::exchange(whole.here, true)) {
-        const std::vector<ValueId>& parts = values.at(weight->name);
-        TESSERA_TRY(const std::vector<std::byte> bytes,
-                    Collect(tasks, parts, executor, all));
-        whole.elements = Widened(bytes, tasks.value(parts[0]).dtype);
-      }
-      if (all.rank() == 0) {
-        PutPiece(piece, whole.elements.data(), elements.data());
-      }
-      if (--whole.left == 0) collected.erase(weight);
-    }
-    if (all.rank() != 0 || !written || !finite) continue;
-    if (!AllFinite<float>(std::as_bytes(std::span(elements)))) {
-      finite = false;
-      writer.reset();
-      remove(file_of[t]);
-      continue;
-    }
-    written = writer->Write(Rounded(elements, files.dtype));
-    if (!written) continue;
-    if (t + 1 == tensors.size() || file_of[t + 1] != file_of[t]) {
-      written = writer->Commit();
-      writer.reset();
-    }
+    TESSERA_TRY(const std::vector<float> elements, collector.Collect(tensor));
+    if (writer && saved && *saved) saved = writer->Write(elements);
   }
-  if (all.rank() == 0 && written && finite && count > 1) {
-    written =
-        WriteFileAtomically(files.folder + "/model.safetensors.index.json",
-                            IndexText(tensors, file_of, files.dtype));
+  if (writer && saved && *saved) {
+    if (auto written = writer->Commit(); !written) saved = written.error();
   }
-  return Announce(written, finite, files.folder, {executor.device(), all});
+  // All is there, or nothing, when the others learn of it.
+  writer.reset();
+  return Announce(saved, files.folder, {executor.device(), all});
 }
 
 Result<void> LoadCheckpoint(const std::string& path,
@@ -693,6 +786,9 @@ Result<std::optional<SavedRun>> SavedRunOf(const std::string& path) {
   run.step = *step;
   TESSERA_TRY(run.seed, Count<uint64_t>(file, "seed", path));
   run.graph = TextOf(file, "graph");
+  TESSERA_TRY(run.global_batch, Count<int64_t>(file, "global_batch", path));
+  TESSERA_TRY(run.seq_len, Count<int64_t>(file, "seq_len", path));
+  run.dtype = TextOf(file, "dtype");
   run.stochastic_rounding = TextOf(file, kRounding) == kStochastic;
   return std::optional(std::move(run));
 }

@@ -5,10 +5,10 @@
 // under "optimizer.row.NAME", "optimizer.column.NAME" and "optimizer.mean.NAME"
 // (of what is no matrix "optimizer.v.NAME"), and in the metadata "step",
 // "samples" (how many the run has taken: the state of sampling), "seed",
-// "optimizer", "rounding" ("stochastic", or none) and "graph" (its
-// fingerprint). Of 16-bit weights the file holds the fp32 masters, of which the
-// parameters are made when they are loaded; of fp16 runs the state of the loss
-// scale, too
+// "optimizer", "rounding" ("stochastic", or none), and of the graph
+// "global_batch", "seq_len", "dtype" and "graph" (its fingerprint). Of 16-bit
+// weights the file holds the fp32 masters, of which the parameters are made
+// when they are loaded; of fp16 runs the state of the loss scale, too
 // ("optimizer.loss_scale"). Any plan's run can load what any other plan's run
 // has saved, in bf16, fp16 or fp32; under the same plan the run goes on bit by
 // bit.
@@ -50,6 +50,9 @@ struct SavedRun {
   int64_t step = 0;              // behind which it was written
   std::optional<uint64_t> seed;  // with which it goes on
   std::string graph;             // the fingerprint; or empty
+  std::optional<int64_t> global_batch;
+  std::optional<int64_t> seq_len;
+  std::string dtype;  // of the graph; or empty
   bool stochastic_rounding = false;
 };
 // Nothing where the files are weights alone.
@@ -75,8 +78,9 @@ struct WeightFiles {
 
 // Writes the weights as the layout has them into a folder, which is made:
 // "model.safetensors", or "model-00001-of-00003.safetensors", … and their
-// index, which comes last. Called by all ranks, as SaveCheckpoint; nothing is
-// left where a weight is not finite, and all return false.
+// index, which comes last. Called by all ranks, as SaveCheckpoint; where a file
+// cannot be written, or a weight is not finite in the files' type, nothing is
+// left, and all return the error, or false.
 Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
                          RankExecutor& executor, Communicator& all);
 

@@ -1,12 +1,12 @@
 #include "runtime/onnx_tensors.h"
 
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <optional>
 #include <span>
 #include <utility>
 
+#include "planner/base/whole_number.h"
 #include "planner/io/onnx_file.h"
 
 namespace tessera {
@@ -142,13 +142,8 @@ void AppendShorts(const Field& field, std::vector<std::byte>& to) {
 }
 
 std::optional<int64_t> Count(const std::string& text) {
-  int64_t value = 0;
-  const auto [stop, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || value < 0) {
-    return std::nullopt;
-  }
-  return value;
+  const auto value = ParseWhole<int64_t>(text);
+  return value && *value >= 0 ? value : std::nullopt;
 }
 
 Error NoOnnxFile(const std::string& path) {

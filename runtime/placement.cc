@@ -17,6 +17,12 @@ int64_t IndexOf(const Box& box, const Placement& placement) {
 
 }  // namespace
 
+Box WholeBox(const Shape& shape) {
+  Box box;
+  for (int64_t extent : shape) box.push_back({0, extent});
+  return box;
+}
+
 std::optional<int64_t> ContiguousIn(const Placement& inner,
                                     const Placement& outer) {
   if (inner.elements() == 0) return 0;

@@ -10,6 +10,9 @@
 
 namespace tessera {
 
+// The block that is all of a tensor.
+Box WholeBox(const Shape& shape);
+
 // The index, within the buffer of `outer`, at which all of `inner` lies in one
 // piece and in the same order; nothing when it does not.
 std::optional<int64_t> ContiguousIn(const Placement& inner,

@@ -13,6 +13,7 @@
 #include "planner/io/onnx.h"
 #include "planner/ir/vocabulary.h"
 #include "runtime/float16.h"
+#include "runtime/placement.h"
 
 namespace tessera {
 namespace {
@@ -23,12 +24,6 @@ constexpr std::array<std::string_view, 2> kHeads = {"lm_head.weight",
 
 constexpr std::string_view kFile = "model.safetensors";
 constexpr std::string_view kIndex = "model.safetensors.index.json";
-
-int64_t ElementsIn(const Shape& shape) {
-  int64_t elements = 1;
-  for (int64_t extent : shape) elements *= extent;
-  return elements;
-}
 
 std::string UnknownLayout(const PublishedLayout& layout) {
   const std::string& family = layout.family;
@@ -126,22 +121,25 @@ std::vector<PublishedPiece> UnpaddedPieces(const PublishedLayout& layout,
   PublishedPiece piece;
   piece.tensor = weight.name;
   piece.shape = weight.shape;
-  piece.count = ElementsIn(weight.shape);
+  piece.count = ElementsOf(WholeBox(weight.shape));
   return {piece};
 }
 
-}  // namespace
-
-std::vector<PublishedPiece> PiecesInFiles(const PublishedLayout& layout,
-                                          const Graph& graph,
-                                          const Tensor& weight) {
+// The pieces of a weight in files; those of unknown families have weights as
+// the graph does. Rows that pad a vocabulary (`padded`: PaddedWeights) are a
+// piece of no tensor: no file has them, and they are 0.
+std::vector<PublishedPiece> PiecesInFiles(
+    const PublishedLayout& layout, const Graph& graph,
+    const std::map<TensorId, int64_t>& padded, const Tensor& weight) {
   std::vector<PublishedPiece> pieces = UnpaddedPieces(layout, graph, weight);
-  for (const auto& [padded, rows] : PaddedWeights(graph)) {
-    if (&graph.tensor(padded) != &weight) continue;
+  for (const auto& [table, rows] : padded) {
+    if (&graph.tensor(table) != &weight) continue;
     return WithPadding(std::move(pieces), weight, rows);
   }
   return pieces;
 }
+
+}  // namespace
 
 Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
                                             const PublishedLayout& layout,
@@ -150,6 +148,7 @@ Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
   opened.path_ = path;
   opened.layout_ = &layout;
   opened.graph_ = &graph;
+  opened.padded_ = PaddedWeights(graph);
   if (IsOnnx(path)) {
     if (!layout.onnx) {
       return InvalidInput(
@@ -240,7 +239,7 @@ std::string PublishedFiles::HeadThatDiffers() const {
     }
   }
   if (tied == nullptr) return "";
-  const auto pieces = PiecesInFiles(*layout_, *graph_, *tied);
+  const auto pieces = PiecesInFiles(*layout_, *graph_, padded_, *tied);
   const auto table = NameOf(pieces[0].tensor);
   const bool is_one = pieces.size() == 1 || pieces[1].tensor.empty();
   if (!is_one || !table) return "";
@@ -258,7 +257,7 @@ std::string PublishedFiles::HeadThatDiffers() const {
     if (!a || !b) continue;
     constexpr int64_t kCompared = int64_t{1} << 20;
     const int64_t bytes =
-        std::min(kCompared, ElementsIn(a->shape) * SizeOf(a->dtype));
+        std::min(kCompared, ElementsOf(WholeBox(a->shape)) * SizeOf(a->dtype));
     if (a->dtype != b->dtype || a->shape != b->shape ||
         std::memcmp(a->data, b->data, static_cast<size_t>(bytes)) != 0) {
       return name;
@@ -316,7 +315,7 @@ Result<TensorView> PublishedFiles::Find(const PublishedPiece& piece) const {
 Result<std::vector<float>> PublishedFiles::Read(const Tensor& weight,
                                                 const Placement& here) const {
   const std::vector<PublishedPiece> pieces =
-      PiecesInFiles(*layout_, *graph_, weight);
+      PiecesInFiles(*layout_, *graph_, padded_, weight);
   std::map<const PublishedPiece*, TensorView> views;
   std::vector<float> elements(static_cast<size_t>(here.elements()));
   float* to = elements.data();
@@ -379,10 +378,11 @@ Result<std::vector<float>> PublishedFiles::Read(const Tensor& weight,
 
 std::vector<PublishedTensor> PublishedTensors(const PublishedLayout& layout,
                                               const Graph& graph) {
+  const std::map<TensorId, int64_t> padded = PaddedWeights(graph);
   std::map<std::string, PublishedTensor> tensors;
   for (const Tensor& weight : graph.tensors) {
     if (weight.kind != TensorKind::kWeight) continue;
-    for (PublishedPiece& piece : PiecesInFiles(layout, graph, weight)) {
+    for (PublishedPiece& piece : PiecesInFiles(layout, graph, padded, weight)) {
       if (piece.tensor.empty()) continue;  // padding
       for (const PublishedPiece& other : piece.plus) {
         tensors[other.tensor].name = other.tensor;

@@ -18,13 +18,6 @@
 
 namespace tessera {
 
-// The pieces of a weight in files; those of unknown families have weights as
-// the graph does. Rows that pad a vocabulary (planner/ir/vocabulary.h) are a
-// piece of no tensor: no file has them, and they are 0.
-std::vector<PublishedPiece> PiecesInFiles(const PublishedLayout& layout,
-                                          const Graph& graph,
-                                          const Tensor& weight);
-
 // Owns the mapped files. Immutable; const functions may be called from several
 // threads.
 class PublishedFiles {
@@ -39,8 +32,10 @@ class PublishedFiles {
                                      const PublishedLayout& layout,
                                      const Graph& graph);
 
-  // The elements of `here` in fp32, read alone. Errors name the file and the
-  // tensor that is missing, or has another shape or no floating-point type.
+  // The elements of `here` in fp32, read alone; those of rows that pad a
+  // vocabulary (planner/ir/vocabulary.h), which no file has, are 0. Errors name
+  // the file and the tensor that is missing, or has another shape or no
+  // floating-point type.
   Result<std::vector<float>> Read(const Tensor& weight,
                                   const Placement& here) const;
 
@@ -58,6 +53,7 @@ class PublishedFiles {
   std::string path_;
   const PublishedLayout* layout_ = nullptr;
   const Graph* graph_ = nullptr;
+  std::map<TensorId, int64_t> padded_;  // PaddedWeights of the graph
   std::optional<OnnxTensors> onnx_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, size_t, std::less<>> file_of_;  // by tensor

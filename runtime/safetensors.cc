@@ -1,22 +1,12 @@
 #include "runtime/safetensors.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <optional>
-#include <sstream>
 #include <utility>
 
-#include "planner/base/system_error.h"
 #include "planner/io/json_value.h"
 
 namespace tessera {
@@ -243,45 +233,8 @@ std::vector<std::string> SafetensorsFile::names() const {
 
 // ---- Writing
 
-namespace {
-
-// Removes what processes of this host that are no more have left beside `path`:
-// "PATH.tmp.PID".
-void RemoveLeftovers(const std::filesystem::path& path) {
-  const std::string prefix = path.filename().string() + ".tmp.";
-  const std::filesystem::path folder =
-      path.has_parent_path() ? path.parent_path() : ".";
-  std::error_code code;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
-    const std::string name = entry.path().filename();
-    if (!name.starts_with(prefix)) continue;
-    pid_t process = 0;
-    const char* const end = name.data() + name.size();
-    const auto [stop, error] =
-        std::from_chars(name.data() + prefix.size(), end, process);
-    if (error != std::errc() || stop != end || process <= 0) continue;
-    if (::kill(process, 0) == 0 || errno != ESRCH) continue;
-    ::unlink(entry.path().c_str());
-  }
-}
-
-}  // namespace
-
-SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
-    : path_(std::move(other.path_)),
-      beside_(std::move(other.beside_)),
-      file_(std::exchange(other.file_, -1)),
-      entries_(std::move(other.entries_)),
-      next_(other.next_) {}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (file_ < 0) return;
-  ::close(file_);
-  ::unlink(beside_.c_str());
-}
-
 Result<SafetensorsWriter> SafetensorsWriter::Create(
-    const std::string& path, std::vector<SafetensorsEntry> entries,
+    const std::string& path, const std::vector<SafetensorsEntry>& entries,
     const std::map<std::string, std::string, std::less<>>& metadata) {
   std::string header = "{\"__metadata__\":{";
   for (const auto& [key, value] : metadata) {
@@ -302,67 +255,28 @@ Result<SafetensorsWriter> SafetensorsWriter::Create(
   // Spaces, so that the tensors begin at a multiple of 8 bytes.
   header.resize((header.size() + 7) / 8 * 8, ' ');
 
-  struct stat status;
-  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+  std::error_code code;
+  const auto status = std::filesystem::status(path, code);
+  if (std::filesystem::exists(status) &&
+      !std::filesystem::is_regular_file(status)) {
     return InvalidInput("is not a regular file", path);
   }
-  RemoveLeftovers(path);
-  SafetensorsWriter writer;
-  writer.path_ = path;
-  writer.beside_ = path + ".tmp." + std::to_string(::getpid());
-  writer.entries_ = std::move(entries);
-  writer.file_ = ::open(writer.beside_.c_str(),
-                        O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (writer.file_ < 0) return SystemError("cannot create", path, errno);
+  TESSERA_TRY(AtomicFile file, AtomicFile::Create(path));
   const uint64_t length = header.size();
-  TESSERA_RETURN_IF_ERROR(
-      writer.WriteAll(std::as_bytes(std::span(&length, 1))));
-  TESSERA_RETURN_IF_ERROR(writer.WriteAll(std::as_bytes(std::span(header))));
-  return writer;
-}
-
-Result<void> SafetensorsWriter::WriteAll(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(file_, bytes.data(), bytes.size());
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      return SystemError("cannot write", path_, errno);
-    }
-    bytes = bytes.subspan(static_cast<size_t>(written));
-  }
-  return {};
+  TESSERA_RETURN_IF_ERROR(file.Write(std::as_bytes(std::span(&length, 1))));
+  TESSERA_RETURN_IF_ERROR(file.Write(std::as_bytes(std::span(header))));
+  return SafetensorsWriter(std::move(file), offset);
 }
 
 Result<void> SafetensorsWriter::Write(std::span<const std::byte> elements) {
-  TESSERA_CHECK(next_ < entries_.size());
-  const SafetensorsEntry& entry = entries_[next_++];
-  TESSERA_CHECK(static_cast<int64_t>(elements.size()) ==
-                BytesOf(entry.dtype, entry.shape))
-      << entry.name << ": " << elements.size();
-  return WriteAll(elements);
+  left_ -= std::ssize(elements);
+  TESSERA_CHECK(left_ >= 0) << -left_ << " bytes too many";
+  return file_.Write(elements);
 }
 
 Result<void> SafetensorsWriter::Commit() {
-  TESSERA_CHECK(next_ == entries_.size()) << next_;
-  if (::fsync(file_) != 0) return SystemError("cannot write", path_, errno);
-  const int closed = ::close(std::exchange(file_, -1));
-  if (closed != 0 || ::rename(beside_.c_str(), path_.c_str()) != 0) {
-    const int error = errno;
-    ::unlink(beside_.c_str());
-    return SystemError("cannot write", path_, error);
-  }
-  // The new name is in the directory: flush that too, where it can be.
-  const size_t slash = path_.rfind('/');
-  const std::string folder = slash == std::string::npos ? "."
-                             : slash == 0               ? "/"
-                                          : path_.substr(0, slash);
-  const int directory =
-      ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory >= 0) {
-    ::fsync(directory);
-    ::close(directory);
-  }
-  return {};
+  TESSERA_CHECK(left_ == 0) << left_ << " bytes too few";
+  return file_.Commit();
 }
 
 }  // namespace tessera

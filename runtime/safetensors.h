@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/file.h"
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
 #include "runtime/mapped_file.h"
@@ -70,34 +71,25 @@ class SafetensorsFile {
   std::map<std::string, std::string, std::less<>> metadata_;
 };
 
-// Writes a file beside `path`, tensor by tensor, and renames it over `path`
-// when all are there. Destroyed before that, it removes what it has written;
-// what a process that was killed has left is removed by the next that writes
-// the same file.
+// Writes a file, tensor by tensor, as an AtomicFile: it is there once all are.
 class SafetensorsWriter {
  public:
   static Result<SafetensorsWriter> Create(
-      const std::string& path, std::vector<SafetensorsEntry> entries,
+      const std::string& path, const std::vector<SafetensorsEntry>& entries,
       const std::map<std::string, std::string, std::less<>>& metadata);
-  SafetensorsWriter(SafetensorsWriter&& other) noexcept;
-  SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
-  ~SafetensorsWriter();
 
-  // The next entry's elements, in the order of `entries`. REQUIRES: as many
-  // bytes as it has.
+  // Elements that follow, of one entry or several, in the order of `entries`.
+  // REQUIRES: no more than these have.
   Result<void> Write(std::span<const std::byte> elements);
   // REQUIRES: every entry has been written.
   Result<void> Commit();
 
  private:
-  SafetensorsWriter() = default;
-  Result<void> WriteAll(std::span<const std::byte> bytes);
+  SafetensorsWriter(AtomicFile file, int64_t bytes)
+      : file_(std::move(file)), left_(bytes) {}
 
-  std::string path_;
-  std::string beside_;
-  int file_ = -1;
-  std::vector<SafetensorsEntry> entries_;
-  size_t next_ = 0;
+  AtomicFile file_;
+  int64_t left_ = 0;  // bytes of elements to come
 };
 
 }  // namespace tessera

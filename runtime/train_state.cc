@@ -16,10 +16,10 @@ namespace tessera {
 
 namespace {
 
-// Values go where they lie in pieces: whole blocks of a file, and turns for
-// the threads of many cores.
+// Values are drawn and go where they lie in pieces: whole blocks of a file,
+// also once rounded to 16 bits, and turns for the threads of many cores.
 constexpr int64_t kPieceBytes = 8 << 20;
-static_assert(kPieceBytes % kFileBlockBytes == 0);
+static_assert(kPieceBytes / 2 % kFileBlockBytes == 0);
 
 // Of the elements of a block from the one at `first` on, those that are in its
 // first `rows` rows, of which there are as many in the whole tensor.
@@ -50,10 +50,10 @@ Result<void> Initialise(const Graph& graph,
     executor.ZeroValue(id);
     return start.Advance({here.elements() * size});
   }
-  const int64_t per_piece = kPieceBytes / size;
   LocalTensor block = BlockOf(value, here);
   // A 16-bit parameter is its master, rounded.
   if (Is16Bit(value.dtype)) block.dtype = DType::kFloat32;
+  const int64_t per_piece = kPieceBytes / SizeOf(block.dtype);
   std::vector<std::byte> piece;
   std::vector<std::byte> rounded;
   const auto write_rounded = [&](ValueId to, int64_t first, int64_t count) {

@@ -48,7 +48,8 @@ Result<std::vector<Machine>> MachinesOfJob(const Machine& machine,
   for (int rank = 0; rank < environment.size; ++rank) {
     TESSERA_TRY(const std::string found,
                 store->Get("machine" + std::to_string(rank),
-                           Duration::FromSeconds(kPeerTimeout)));
+                           Duration::FromSeconds(kPeerTimeout),
+                           "rank " + std::to_string(rank)));
     if (found.empty()) continue;
     TESSERA_TRY(machines.emplace_back(), ParseMachine(found));
   }

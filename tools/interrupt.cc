@@ -35,6 +35,10 @@ const std::atomic<bool>& CatchInterrupts() {
   return interrupted;
 }
 
+const std::atomic<bool>& Interrupted() {
+  return interrupted;
+}
+
 void InterruptWhenUnread() {
   struct sigaction action = {};
   action.sa_handler = OnSignal;

@@ -9,6 +9,8 @@ namespace tessera {
 // the flag that is returned; a second one ends the process as if nobody had
 // caught it.
 const std::atomic<bool>& CatchInterrupts();
+// That flag, while nothing may have been caught yet.
+const std::atomic<bool>& Interrupted();
 
 // Makes it an interrupt, too, that whoever reads the output ends (SIGPIPE), for
 // work whose result lies elsewhere. REQUIRES: CatchInterrupts was called.

@@ -17,7 +17,8 @@ Result<void> CheckNproc(const Options& options,
   if (options.nproc == 0 || options.nproc == environment.size) return {};
   return InvalidInput("is " + std::to_string(options.nproc) + ", but " +
                           environment.launcher + " started " +
-                          std::to_string(environment.size) + " ranks",
+                          std::to_string(environment.size) +
+                          (environment.size == 1 ? " rank" : " ranks"),
                       "--nproc");
 }
 

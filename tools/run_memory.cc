@@ -7,6 +7,7 @@
 
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/whatif/predict.h"
+#include "planner/base/file.h"
 #include "planner/base/format.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
@@ -43,7 +44,7 @@ Error OutOfMemory(const std::string& what, Bytes needed, Bytes there,
 Result<void> CheckRoom(double bytes, const std::string& path,
                        std::string_view flag) {
   const std::filesystem::path folder =
-      std::filesystem::path(path).parent_path();
+      std::filesystem::path(ResolveLinks(path)).parent_path();
   const Bytes free = FreeBytesOf(folder.empty() ? "." : folder.string());
   if (bytes <= static_cast<double>(free.value)) return {};
   return InvalidInput("no room for '" + path + "': it takes " +

@@ -1,13 +1,13 @@
 #include "costmodel/validate/replay.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <numeric>
 #include <tuple>
 
 #include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/words.h"
+#include "planner/base/whole_number.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/model_config.h"
 #include "planner/plan/recompute.h"
@@ -26,15 +26,6 @@ constexpr Bytes kDeepSpeedBucket{1'000'000'000};
 // No published model has heads as narrow.
 constexpr int64_t kLeastWidth = 8;
 
-// The number that a text is; nothing for words.
-std::optional<int64_t> NumberIn(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return {};
-  return value;
-}
-
 // The digits of `text` that end before `word`, or begin behind it; 0 where
 // there are none.
 int64_t NumberBefore(std::string_view text, std::string_view word) {
@@ -43,13 +34,14 @@ int64_t NumberBefore(std::string_view text, std::string_view word) {
   while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') --begin;
   return end == text.size()
              ? 0
-             : NumberIn(text.substr(begin, end - begin)).value_or(0);
+             : ParseWhole<int64_t>(text.substr(begin, end - begin)).value_or(0);
 }
 int64_t NumberBehind(std::string_view text, std::string_view word) {
   const size_t at = text.find(word);
   if (at == std::string_view::npos) return 0;
   text.remove_prefix(at + word.size());
-  return NumberIn(text.substr(0, text.find_first_not_of("0123456789")))
+  return ParseWhole<int64_t>(
+             text.substr(0, text.find_first_not_of("0123456789")))
       .value_or(0);
 }
 
@@ -565,8 +557,9 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   if (run.kv_heads == "MLA" && run.experts > 0) {
     return LatentGraphOf(run, options, assumptions);
   }
-  const auto kv_heads =
-      run.kv_heads.empty() ? std::optional(run.heads) : NumberIn(run.kv_heads);
+  const auto kv_heads = run.kv_heads.empty()
+                            ? std::optional(run.heads)
+                            : ParseWhole<int64_t>(run.kv_heads);
   if (!kv_heads) return CannotMap("'" + run.kv_heads + "'", "kv_heads");
   if (run.hidden % run.heads != 0 || run.hidden / run.heads < kLeastWidth) {
     return CannotMap(
@@ -578,8 +571,8 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   const std::string kind = Lower(run.ffn_kind);
   bool gated = kind.starts_with("swiglu") || kind.starts_with("geglu");
   // "2880(expert)" is a number, too.
-  std::optional<int64_t> ffn =
-      NumberIn(std::string_view(run.ffn).substr(0, run.ffn.find('(')));
+  std::optional<int64_t> ffn = ParseWhole<int64_t>(
+      std::string_view(run.ffn).substr(0, run.ffn.find('(')));
   if (!gated && run.experts == 0 && ffn && *kv_heads != run.heads) {
     // GPT-2's architecture has no grouped heads.
     gated = true;

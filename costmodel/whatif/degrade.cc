@@ -1,12 +1,12 @@
 #include "costmodel/whatif/degrade.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 #include <set>
 
 #include "planner/base/table.h"
+#include "planner/base/whole_number.h"
 
 namespace tessera {
 namespace {
@@ -16,11 +16,7 @@ std::optional<int> NumberBehind(std::string_view prefix,
                                 std::string_view text) {
   if (!text.starts_with(prefix)) return {};
   text.remove_prefix(prefix.size());
-  int number = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || stop != end) return {};
-  return number;
+  return ParseWhole<int>(text);
 }
 
 std::optional<size_t> VertexNamed(const Cluster& cluster,

@@ -1,15 +1,18 @@
 #include "planner/base/file.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
-#include <climits>
-#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <utility>
 
 #include "planner/base/system_error.h"
+#include "planner/base/whole_number.h"
 
 namespace tessera {
 namespace {
@@ -18,45 +21,18 @@ namespace {
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { Close(); }
+  ~Descriptor() {
+    if (is_open()) ::close(fd_);
+  }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
 
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
-  // False when the system reports a late write error.
-  bool Close() {
-    const int fd = fd_;
-    fd_ = -1;
-    return fd < 0 || ::close(fd) == 0;
-  }
 
  private:
-  int fd_;
+  const int fd_;
 };
-
-// False with errno set.
-bool WriteAll(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      return false;
-    }
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return true;
-}
-
-// The file that `path` names once symbolic links are followed; `path` itself
-// where nothing exists yet.
-std::string ResolveLinks(const std::string& path) {
-  char* resolved = ::realpath(path.c_str(), nullptr);
-  if (resolved == nullptr) return path;
-  std::string result = resolved;
-  std::free(resolved);
-  return result;
-}
 
 std::string DirectoryOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -64,28 +40,33 @@ std::string DirectoryOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-Result<void> WriteInPlace(const std::string& path, std::string_view bytes) {
-  Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
-  if (!file.is_open()) return SystemError("cannot open", path, errno);
-  if (!WriteAll(file.get(), bytes)) {
-    return SystemError("cannot write", path, errno);
+constexpr std::string_view kBeside = ".tmp.";
+
+// The process that writes a file whose name ends in `suffix` behind kBeside:
+// "PID.N"; nothing for other names.
+std::optional<pid_t> WriterOf(std::string_view suffix) {
+  const size_t dot = suffix.find('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const auto process = ParseWhole<pid_t>(suffix.substr(0, dot));
+  if (!process || *process <= 0 || !ParseWhole<int>(suffix.substr(dot + 1))) {
+    return std::nullopt;
   }
-  return {};
+  return process;
 }
 
-// Creates the file `path`, which must not exist, with `bytes`, on the disk.
-Result<void> WriteNew(const std::string& path, mode_t mode,
-                      std::string_view bytes) {
-  Descriptor file(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
-  if (!file.is_open()) return SystemError("cannot create", path, errno);
-  if (!WriteAll(file.get(), bytes) || ::fsync(file.get()) != 0 ||
-      !file.Close()) {
-    const int error = errno;
-    ::unlink(path.c_str());
-    return SystemError("cannot write", path, error);
+// Removes what processes of this host that are no more have left beside `path`.
+void RemoveLeftovers(const std::string& path) {
+  const std::string prefix =
+      std::filesystem::path(path).filename().string() + std::string(kBeside);
+  std::error_code code;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(DirectoryOf(path), code)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with(prefix)) continue;
+    const auto process = WriterOf(std::string_view(name).substr(prefix.size()));
+    if (!process || ::kill(*process, 0) == 0 || errno != ESRCH) continue;
+    ::unlink(entry.path().c_str());
   }
-  return {};
 }
 
 }  // namespace
@@ -119,37 +100,97 @@ void DropByteOrderMark(std::string& text) {
   if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
 }
 
-Result<void> WriteFileAtomically(const std::string& path,
-                                 std::string_view bytes) {
-  const std::string target = ResolveLinks(path);
+std::string ResolveLinks(const std::string& path) {
+  std::filesystem::path file = path;
+  // As many as Linux follows (path_resolution(7)).
+  for (int links = 0; links < 40; ++links) {
+    std::error_code code;
+    const auto to = std::filesystem::read_symlink(file, code);
+    if (code) break;
+    file = file.parent_path() / to;
+  }
+  return file;
+}
+
+Result<AtomicFile> AtomicFile::Create(const std::string& path) {
+  AtomicFile created;
+  created.path_ = path;
+  created.target_ = ResolveLinks(path);
   struct stat status;
-  const bool exists = ::stat(target.c_str(), &status) == 0;
+  const bool exists = ::stat(created.target_.c_str(), &status) == 0;
   if (exists && S_ISDIR(status.st_mode)) {
     return SystemError("cannot write", path, EISDIR);
   }
-  if (exists && !S_ISREG(status.st_mode)) return WriteInPlace(target, bytes);
-
+  if (exists && !S_ISREG(status.st_mode)) {
+    created.file_ = ::open(created.target_.c_str(), O_WRONLY | O_CLOEXEC);
+    if (created.file_ < 0) return SystemError("cannot open", path, errno);
+    return created;
+  }
+  RemoveLeftovers(created.target_);
   // Process id and counter, so that neither threads nor processes collide.
   static std::atomic<int> counter = 0;
-  const std::string beside = target + ".tmp." + std::to_string(::getpid()) +
-                             "." + std::to_string(counter++);
-  const mode_t mode = exists ? status.st_mode & 0777 : 0666;
-  if (auto written = WriteNew(beside, mode, bytes); !written) {
-    Error error = written.error();
-    error.where = path;
-    return error;
+  const std::string beside = created.target_ + std::string(kBeside) +
+                             std::to_string(::getpid()) + "." +
+                             std::to_string(counter++);
+  created.file_ =
+      ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (created.file_ < 0) return SystemError("cannot create", path, errno);
+  created.beside_ = beside;
+  // Not every file system has modes.
+  if (exists) (void)::fchmod(created.file_, status.st_mode & 0777);
+  return created;
+}
+
+AtomicFile::AtomicFile(AtomicFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      target_(std::move(other.target_)),
+      beside_(std::exchange(other.beside_, {})),
+      file_(std::exchange(other.file_, -1)) {}
+
+AtomicFile::~AtomicFile() {
+  if (file_ >= 0) ::close(file_);
+  if (!beside_.empty()) ::unlink(beside_.c_str());
+}
+
+Result<void> AtomicFile::Write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file_, bytes.data(), bytes.size());
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return SystemError("cannot write", path_, errno);
+    }
+    bytes = bytes.subspan(static_cast<size_t>(written));
   }
-  if (::rename(beside.c_str(), target.c_str()) != 0) {
-    const int error = errno;
-    ::unlink(beside.c_str());
-    return SystemError("cannot replace", path, error);
+  return {};
+}
+
+Result<void> AtomicFile::Commit() {
+  const bool in_place = beside_.empty();
+  if (!in_place && ::fsync(file_) != 0) {
+    return SystemError("cannot write", path_, errno);
   }
+  // Which may report a late write error.
+  if (::close(std::exchange(file_, -1)) != 0) {
+    return SystemError("cannot write", path_, errno);
+  }
+  if (in_place) return {};
+  if (::rename(beside_.c_str(), target_.c_str()) != 0) {
+    return SystemError("cannot replace", path_, errno);
+  }
+  beside_.clear();
   // The new name is in the directory: flush that too. Some file systems do
   // not sync directories; the file itself is whole either way.
   Descriptor directory(
-      ::open(DirectoryOf(target).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      ::open(DirectoryOf(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (directory.is_open()) ::fsync(directory.get());
   return {};
+}
+
+Result<void> WriteFileAtomically(const std::string& path,
+                                 std::string_view bytes) {
+  TESSERA_TRY(AtomicFile file, AtomicFile::Create(path));
+  TESSERA_RETURN_IF_ERROR(file.Write(std::as_bytes(std::span(bytes))));
+  return file.Commit();
 }
 
 }  // namespace tessera

@@ -1,7 +1,9 @@
 #pragma once
 // Whole files, read at once and written so that no reader ever sees half of
-// one. Thread-safe: functions without state.
+// one. Thread-safe, but for one AtomicFile.
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -19,12 +21,42 @@ bool IsRegularFile(const std::string& path);
 // Takes the byte order mark that editors put in front of UTF-8 away.
 void DropByteOrderMark(std::string& text);
 
-// Makes `bytes` the contents of the file at `path`: writes a new file beside
-// it, flushes that to the disk and renames it over `path`. When any step fails
-// (full disk, no permission) the new file is removed, `path` is as it was, and
-// the error is kNotFound for a missing directory, else kUnavailable. Symbolic
-// links are followed; what is not a regular file (a terminal, a pipe) cannot
-// be replaced and is written in place.
+// The file that `path` names once the symbolic links at its end are followed,
+// whether or not it exists.
+std::string ResolveLinks(const std::string& path);
+
+// A file that takes the place of the one at `path` once it is whole: it is
+// written beside that, on its file system, and renamed over it when all is on
+// the disk. Destroyed before that, it is removed, and `path` is as it was; what
+// a process that was killed has left ("PATH.tmp.PID.N") is removed by the next
+// on this host that writes the same file. Symbolic links are followed, and a
+// file that is replaced keeps its mode; what is not a regular file (a terminal,
+// a pipe) cannot be replaced and is written in place.
+//
+// Errors name `path`: kNotFound for a missing directory, else kUnavailable, or
+// kInvalidInput for a path that cannot be a file's.
+class AtomicFile {
+ public:
+  static Result<AtomicFile> Create(const std::string& path);
+  AtomicFile(AtomicFile&& other) noexcept;
+  AtomicFile& operator=(AtomicFile&&) = delete;
+  ~AtomicFile();
+
+  // What follows in the file.
+  Result<void> Write(std::span<const std::byte> bytes);
+  // REQUIRES: nothing before has failed. Ends it.
+  Result<void> Commit();
+
+ private:
+  AtomicFile() = default;
+
+  std::string path_;    // for errors
+  std::string target_;  // that it leads to
+  std::string beside_;  // empty: written in place, or renamed
+  int file_ = -1;
+};
+
+// Makes `bytes` the contents of the file at `path`, as an AtomicFile.
 Result<void> WriteFileAtomically(const std::string& path,
                                  std::string_view bytes);
 

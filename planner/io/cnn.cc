@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "planner/base/table.h"
+#include "planner/base/whole_number.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/vision.h"
 
@@ -71,13 +72,8 @@ class Line {
       std::string_view word) {
     const size_t cross = word.find('x');
     const auto number = [](std::string_view digits) -> std::optional<int64_t> {
-      int64_t value = 0;
-      const char* const end = digits.data() + digits.size();
-      const auto [at, code] = std::from_chars(digits.data(), end, value);
-      if (code != std::errc() || at != end || value < 0 || value > 65536) {
-        return std::nullopt;
-      }
-      return value;
+      const auto value = ParseWhole<int64_t>(digits);
+      return value && *value >= 0 && *value <= 65536 ? value : std::nullopt;
     };
     const auto first = number(word.substr(0, cross));
     const auto second = cross == std::string_view::npos

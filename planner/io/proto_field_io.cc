@@ -3,11 +3,11 @@
 #include <google/protobuf/descriptor.h>
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
 #include "planner/base/table.h"
+#include "planner/base/whole_number.h"
 
 namespace tessera {
 namespace {
@@ -111,21 +111,17 @@ Result<std::vector<int>> Select(const Message& message,
   const int size = reflection.FieldSize(message, &field);
   std::vector<int> all;
   std::vector<std::string> names;
-  int index = -1;
-  const char* end = selector.data() + selector.size();
-  const auto [stop, error] = std::from_chars(selector.data(), end, index);
-  const bool is_index =
-      !selector.empty() && error == std::errc() && stop == end;
+  const auto index = ParseWhole<int>(selector);
   for (int i = 0; i < size; ++i) {
     all.push_back(i);
     names.push_back(
         NameOfElement(reflection.GetRepeatedMessage(message, &field, i)));
-    if (is_index ? index == i : selector == names.back()) {
+    if (index ? *index == i : selector == names.back()) {
       return std::vector<int>{i};
     }
   }
   if (selector.empty() || selector == "*") return all;
-  if (is_index) {
+  if (index) {
     return InvalidInput("there are " + std::to_string(size) + " of '" +
                         std::string(field.name()) + "', from 0");
   }

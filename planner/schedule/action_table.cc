@@ -1,12 +1,12 @@
 #include "planner/schedule/action_table.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <map>
 #include <sstream>
 
 #include "planner/base/file.h"
+#include "planner/base/whole_number.h"
 
 namespace tessera {
 namespace {
@@ -139,9 +139,8 @@ Result<Action> ParseAction(std::string_view text) {
   // More would not be a step that anybody runs, and must not overflow.
   constexpr int kMost = 1 << 20;
   const auto number = [&](std::string_view digits, int& value) {
-    const char* const end = digits.data() + digits.size();
-    const auto [at, status] = std::from_chars(digits.data(), end, value);
-    return status == std::errc() && at == end && value >= 0 && value < kMost;
+    value = ParseWhole<int>(digits).value_or(-1);
+    return value >= 0 && value < kMost;
   };
   if (text.empty()) return wrong();
   const size_t kind = kLetters.find(text[0]);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "planner/base/table.h"
+#include "planner/base/whole_number.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/rooted.h"
@@ -449,16 +449,13 @@ std::string SomeNames(const GraphIndex& index) {
 }
 
 Result<int> ReadInteger(std::string_view text, int least) {
-  int value = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() ||
-      value < least) {
+  const auto value = ParseWhole<int>(text);
+  if (!value || *value < least) {
     return InvalidInput("'" + std::string(text) +
                         "' is not a whole number from " +
                         std::to_string(least));
   }
-  return value;
+  return *value;
 }
 
 }  // namespace

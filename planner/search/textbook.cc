@@ -151,8 +151,8 @@ bool FitsAlone(const SearchSpace& space, const Objective& objective) {
 }
 
 // Those of the grid that `is` keeps, of the plainest schedule and without cuts
-// of the sequence, with the optimizer on a tier, parameters there or on the
-// device, and gradients on the host or the device.
+// of the sequence, with the optimizer on a tier, parameters there or nearer to
+// the device, and gradients on the host or the device.
 template <typename Is>
 std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier tier,
                                 int tiles, Is is) {
@@ -166,7 +166,9 @@ std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier tier,
   for (Strategy strategy : whole) {
     strategy.tiles = tiles;
     strategy.optimizer_tier = tier;
-    for (const MemoryTier parameters : {MemoryTier::kDevice, tier}) {
+    for (const MemoryTier parameters :
+         {MemoryTier::kDevice, MemoryTier::kHost, MemoryTier::kFile}) {
+      if (parameters > tier) continue;
       for (const MemoryTier gradients :
            {MemoryTier::kDevice, MemoryTier::kHost}) {
         strategy.parameter_tier = parameters;
@@ -227,12 +229,11 @@ std::span<const Approach> Approaches() {
                "stages or tensor ranks, state in the host's memory", true,
                SplitOffloaded<MemoryTier::kHost>, PlainSplits<IsEither, 0>},
       Approach{"ZeRO with NVMe offload",
-               "data parallelism, state and perhaps parameters in files", true,
-               ZeroOffloaded<MemoryTier::kFile, 1>, PlainReplicas<0>},
+               "data parallelism, state in files, perhaps parameters, too",
+               true, ZeroOffloaded<MemoryTier::kFile, 1>, PlainReplicas<0>},
       Approach{"PP+TP with NVMe offload",
-               "stages or tensor ranks, state and perhaps parameters in files",
-               true, SplitOffloaded<MemoryTier::kFile>,
-               PlainSplits<IsEither, 0>},
+               "stages or tensor ranks, state in files", true,
+               SplitOffloaded<MemoryTier::kFile>, PlainSplits<IsEither, 0>},
       Approach{"ZeRO with offload and tiling",
                "the same, linears in tiles one after another", true, Tiled,
                PlainReplicas<0>},

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <string>
 
 #include "planner/base/table.h"
+#include "planner/base/whole_number.h"
 
 namespace tessera {
 namespace {
@@ -59,10 +59,8 @@ Result<Cluster> WithNetwork(Cluster cluster, std::string_view text) {
   int parameter = network->default_parameter;
   if (colon != std::string_view::npos) {
     const std::string_view number = text.substr(colon + 1);
-    const auto [end, error] = std::from_chars(
-        number.data(), number.data() + number.size(), parameter);
-    if (error != std::errc() || end != number.data() + number.size() ||
-        parameter < 1 || parameter > network->most) {
+    parameter = ParseWhole<int>(number).value_or(0);
+    if (parameter < 1 || parameter > network->most) {
       return InvalidInput("expected " + std::string(network->parameter) +
                               " in [1, " + std::to_string(network->most) +
                               "], is '" + std::string(number) + "'",

@@ -1,12 +1,12 @@
 #include "planner/topology/topologies.h"
 
 #include <array>
-#include <charconv>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "planner/base/table.h"
+#include "planner/base/whole_number.h"
 #include "planner/topology/mixture.h"
 #include "planner/topology/networks.h"
 #include "planner/topology/rows.h"
@@ -97,17 +97,14 @@ constexpr int kMaxNodes = 65536;
 
 Result<int> ParseCount(std::string_view text, std::string_view what, int max,
                        std::string_view spec) {
-  int value = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1 ||
-      value > max) {
+  const auto value = ParseWhole<int>(text);
+  if (!value || *value < 1 || *value > max) {
     return InvalidInput("expected " + std::string(what) + " in [1, " +
                             std::to_string(max) + "], is '" +
                             std::string(text) + "'",
                         "cluster '" + std::string(spec) + "'");
   }
-  return value;
+  return *value;
 }
 
 // NAME[:NODES[xGPUS]].

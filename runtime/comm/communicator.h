@@ -31,6 +31,7 @@
 // later operation of this world returns it again. A rank that gives up for a
 // reason of its own calls Abort(), so that its peers need not wait.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -50,6 +51,13 @@ struct CommOptions {
   Duration timeout = Duration::FromSeconds(600);
   // Told who has not come yet, where ranks that meet wait for long; or empty.
   std::function<void(const std::string& who)> waiting = {};
+  // Told, once in the job and on one of its ranks, who makes an operation wait
+  // for longer than `patience`; or empty.
+  std::function<void(const std::string& what)> stalled = {};
+  Duration patience = Duration::FromSeconds(30);
+  // Once true, a wait before this rank's first task ends the job with
+  // kInterrupted; or null. The step of a job under way is waited for.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 // One group as seen by one of its ranks. `rank`, `root` and `peer` count

@@ -41,6 +41,10 @@ constexpr std::chrono::milliseconds kStoreInterval{500};
 // are not closing theirs, or are dead, would be waited for without end.
 constexpr std::chrono::seconds kCloseTime{5};
 
+// Peers that are told to stop as well come by themselves within this many
+// seconds.
+constexpr double kStopPatience = 1;
+
 ncclDataType_t NcclType(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
@@ -228,6 +232,7 @@ class NcclWorld : public CommWorld {
                     std::chrono::microseconds pause = kPause);
   Result<void> WhileWaiting();
   Result<void> CheckHealth();
+  Result<void> CheckWait(double waited, std::string_view who);
 
   Result<ncclComm_t> Connect(const std::string& key, int rank, int size,
                              std::string_view who, bool wait);
@@ -252,6 +257,7 @@ class NcclWorld : public CommWorld {
   std::string prefix_;  // of this world's keys in the store
   std::string task_;
   std::optional<Error> failure_;
+  bool stall_told_ = false;  // by this rank, or it left that to another
 
   std::vector<ncclComm_t> comms_;  // all
   std::map<std::vector<int>, std::unique_ptr<NcclCommunicator>> groups_;
@@ -287,7 +293,8 @@ Error NcclWorld::Fail(Error error) {
     (void)store_.Set(prefix_ + "failure",
                      Text(static_cast<int>(told.code), told.message));
   } else if (first) {
-    auto why = store_.Get(prefix_ + "failure", Duration::FromSeconds(1));
+    auto why =
+        store_.Get(prefix_ + "failure", Duration::FromSeconds(1), "its reason");
     if (why) {
       failure_ = {static_cast<ErrorCode>((*why)[0] - '0'), why->substr(1), ""};
     }
@@ -313,9 +320,7 @@ Result<void> NcclWorld::Wait(Ready ready, Clock::time_point begin,
     if (*done) return {};
     TESSERA_RETURN_IF_ERROR(WhileWaiting());
     const std::chrono::duration<double> waited = Clock::now() - begin;
-    if (waited.count() > options_.timeout.seconds()) {
-      return Fail(RankWaitedTooLong(rank_, options_.timeout, who));
-    }
+    TESSERA_RETURN_IF_ERROR(CheckWait(waited.count(), who));
     std::this_thread::sleep_for(pause);
   }
 }
@@ -368,10 +373,35 @@ Result<void> NcclWorld::CheckHealth() {
       return oldest.empty() ? failure : failure.At(oldest);
     }
   }
+  if (in_flight_.empty()) return {};
   const std::chrono::duration<double> waited = now - front_since_;
-  if (!in_flight_.empty() && waited.count() > options_.timeout.seconds()) {
-    return Fail(RankWaitedTooLong(rank_, options_.timeout, "its peers"))
-        .At(oldest);
+  if (auto well = CheckWait(waited.count(), "its peers"); !well) {
+    return well.error().At(oldest);
+  }
+  return {};
+}
+
+// Of a wait that has lasted `waited` seconds. Where several ranks wait the
+// first to come tells of it.
+Result<void> NcclWorld::CheckWait(double waited, std::string_view who) {
+  if (waited > options_.timeout.seconds()) {
+    return Fail(RankWaitedTooLong(rank_, options_.timeout, who));
+  }
+  // Without a task there is no step that this rank could end first.
+  const bool may_stop =
+      options_.stop != nullptr && options_.stop->load() && task_.empty();
+  if (may_stop && waited > kStopPatience) {
+    return Fail({ErrorCode::kInterrupted,
+                 Text("interrupted as rank ", rank_, " waited for ", who), ""});
+  }
+  if (options_.stalled && !stall_told_ &&
+      waited > options_.patience.seconds()) {
+    stall_told_ = true;
+    const auto tellers = store_.Add(prefix_ + "stalls", 1);
+    if (tellers && *tellers == 1) {
+      options_.stalled(StallText(rank_, options_.patience, options_.timeout,
+                                 Text(who, " (", TaskText(task_), ")")));
+    }
   }
   return {};
 }
@@ -402,7 +432,7 @@ Result<std::string> NcclWorld::GetWhenSet(const std::string& key,
         return set > 0;
       },
       Clock::now(), who, kStorePause));
-  return store_.Get(key, options_.timeout);
+  return store_.Get(key, options_.timeout, who);
 }
 
 // A communicator of `size` ranks, `who` but for this one, that meet at `key`.

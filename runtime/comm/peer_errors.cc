@@ -71,12 +71,21 @@ Error RankWaitedTooLong(int rank, Duration limit, std::string_view for_whom) {
   return Tell(rank, kWaited, limit.seconds(), " s for ", for_whom);
 }
 
+std::string StallText(int rank, Duration patience, Duration limit,
+                      std::string_view for_whom) {
+  return Text(kRank, rank, " has waited ", patience.seconds(), " s for ",
+              for_whom, "; it gives up after ", limit.seconds(), " s");
+}
+
 Error StoreOfRankZero(std::string_view address, std::string_view trouble) {
   return Tell(0, kStore, address, ": ", trouble);
 }
 
 Error RankFailed(int rank, const Error& error) {
-  if (RankToldOf(error) || error.message.starts_with(kDisagree)) return error;
+  if (RankToldOf(error) || error.message.starts_with(kDisagree) ||
+      error.code == ErrorCode::kInterrupted) {
+    return error;
+  }
   return Tell(rank, kFailed, error.ToString());
 }
 

@@ -20,8 +20,12 @@ Error RankHasNotCome(int rank, std::string_view why);
 Error RankWaitedTooLong(int rank, Duration limit, std::string_view for_whom);
 Error StoreOfRankZero(std::string_view address, std::string_view trouble);
 
+// No error yet: for CommOptions::stalled.
+std::string StallText(int rank, Duration patience, Duration limit,
+                      std::string_view for_whom);
+
 // `error`, which `rank` met, as its peers are to be told of it: as it is where
-// it tells of a rank or of a disagreement already.
+// it tells of a rank, a disagreement or an interrupt already.
 Error RankFailed(int rank, const Error& error);
 
 // The rank that one of the above tells of; none of any other error.

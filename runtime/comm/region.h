@@ -57,6 +57,7 @@ struct RegionHeader {
   std::atomic<AbortState> abort_state;  // set after what follows
   std::atomic<ErrorCode> abort_code;
   AtomicText<512> abort_message;
+  std::atomic<bool> stall_told;  // CommOptions::stalled was called
 };
 
 // What a rank is about to do in a collective; peers compare it to their own.
@@ -93,6 +94,9 @@ struct Inbox {
   Bell courier;  // for the thread that moves what did not fit into a ring
   alignas(kCacheLine) std::atomic<RankState> state;
   std::atomic<int32_t> pid;
+  // When it last looked for what it waits for: nanoseconds of the host's
+  // monotonic clock.
+  std::atomic<int64_t> looked_at;
   AtomicText<96> task;
   Channel channels[kMaxChannels];  // used ones first
 };

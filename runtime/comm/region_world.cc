@@ -40,6 +40,10 @@ constexpr int kYields = 20;
 constexpr Duration kHealthInterval = {100'000'000'000};  // 0.1 s
 // More between two looks at a peer is no waiting: this process was stopped.
 constexpr auto kLongestLook = std::chrono::seconds(2);
+// A rank that waits has looked within this.
+constexpr auto kFreshLook = std::chrono::seconds(1);
+// Peers that are told to stop as well come by themselves within this.
+constexpr auto kStopPatience = std::chrono::seconds(1);
 // Sums of at most this many bytes are formed by every rank for itself, in one
 // round: below, a wait costs more than the repeated additions.
 constexpr int64_t kAtOnceBytes = 16 << 10;
@@ -98,6 +102,14 @@ struct Piece {
 Piece PieceOf(int64_t extent, int64_t step, int64_t i) {
   const int64_t begin = std::min(i * step, extent);
   return {begin, std::min(step, extent - begin)};
+}
+
+double Seconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+int64_t Nanoseconds(Clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
 }
 
 void Pause() {
@@ -269,27 +281,34 @@ Result<void> RegionWorld::Wait(Bell& bell, Ready ready, Awaited awaited) {
     ~Sleeper() { bell.sleepers.fetch_sub(1); }
   } sleeper(bell);
   Clock::time_point checked = Clock::now();
-  Clock::duration waited{};  // without the time in which Ctrl-Z stopped ranks
+  // Without the time in which Ctrl-Z stopped ranks; and that since `stop`.
+  Clock::duration waited{}, waited_to_stop{};
   for (;;) {
     const uint32_t rung = bell.rung.load();
     if (ready()) return {};
     TESSERA_RETURN_IF_ERROR(CheckUsable());
     const Clock::time_point now = Clock::now();
     if (now - checked >= std::chrono::milliseconds(90)) {
-      waited += std::min<Clock::duration>(now - checked, kLongestLook);
+      const auto look = std::min<Clock::duration>(now - checked, kLongestLook);
+      waited += look;
+      if (MayStop()) waited_to_stop += look;
       checked = now;
+      region_->inbox(rank_).looked_at.store(Nanoseconds(now));
       std::optional<Error> trouble = FindTrouble(awaited);
       // What a peer did before its end may be all that was awaited.
       if (ready()) return {};
-      if (!trouble && std::chrono::duration<double>(waited).count() >
-                          options_.timeout.seconds()) {
-        std::string missing;
-        for (int r = 0; r < world_size(); ++r) {
-          if (!awaited(r)) continue;
-          missing += Text(missing.empty() ? "" : ", ", "rank ", r, " (",
-                          TaskText(TaskOf(r)), ")");
-        }
-        trouble = RankWaitedTooLong(rank_, options_.timeout, missing);
+      if (!trouble && Seconds(waited) > options_.timeout.seconds()) {
+        trouble =
+            RankWaitedTooLong(rank_, options_.timeout, RanksText(awaited));
+      }
+      if (!trouble && waited_to_stop > kStopPatience) {
+        trouble = Error{ErrorCode::kInterrupted,
+                        Text("interrupted as rank ", rank_, " waited for ",
+                             RanksText(awaited)),
+                        ""};
+      }
+      if (!trouble && Seconds(waited) > options_.patience.seconds()) {
+        TellOfStall(Seconds(waited), awaited);
       }
       if (trouble) {
         TESSERA_RETURN_IF_ERROR(CheckUsable());
@@ -298,6 +317,39 @@ Result<void> RegionWorld::Wait(Bell& bell, Ready ready, Awaited awaited) {
     }
     SleepOn(bell, rung, kHealthInterval);
   }
+}
+
+// Whether this rank was told to stop and has no step that it could end first.
+bool RegionWorld::MayStop() const {
+  return options_.stop != nullptr && options_.stop->load() &&
+         TaskOf(rank_).empty();
+}
+
+template <typename Awaited>
+std::string RegionWorld::RanksText(Awaited awaited) const {
+  std::string text;
+  for (int r = 0; r < world_size(); ++r) {
+    if (!awaited(r)) continue;
+    text += Text(text.empty() ? "" : ", ", "rank ", r, " (",
+                 TaskText(TaskOf(r)), ")");
+  }
+  return text;
+}
+
+// A rank that waits itself is not to blame: it tells for whom. But ranks that
+// wait for each other are named after as long again.
+template <typename Awaited>
+void RegionWorld::TellOfStall(double waited, Awaited awaited) {
+  std::atomic<bool>& told = region_->header().stall_told;
+  if (!options_.stalled || told.load()) return;
+  const bool whoever = waited > 2 * options_.patience.seconds();
+  const int64_t fresh = Nanoseconds(Clock::now() - kFreshLook);
+  const std::string who = RanksText([&](int r) {
+    return awaited(r) &&
+           (whoever || region_->inbox(r).looked_at.load() < fresh);
+  });
+  if (who.empty() || told.exchange(true)) return;
+  options_.stalled(StallText(rank_, options_.patience, options_.timeout, who));
 }
 
 template <typename Awaited>

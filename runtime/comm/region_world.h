@@ -151,6 +151,11 @@ class RegionWorld : public CommWorld {
   // `awaited(rank)` says whether this needs more from that rank.
   template <typename Ready, typename Awaited>
   Result<void> Wait(Bell& bell, Ready ready, Awaited awaited);
+  bool MayStop() const;
+  template <typename Awaited>
+  std::string RanksText(Awaited awaited) const;
+  template <typename Awaited>
+  void TellOfStall(double waited, Awaited awaited);
   template <typename Awaited>
   std::optional<Error> FindTrouble(Awaited awaited);
   bool IsDead(int rank);

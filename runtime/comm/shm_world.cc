@@ -46,10 +46,15 @@ std::string FirstWord(const std::string& text) {
 Result<std::string> HostOf(int rank, Store& store, const std::string& prefix,
                            const CommOptions& options) {
   const std::string key = Text(prefix, "host/", rank);
-  if (auto soon = store.Get(key, kPatience)) return soon;
-  if (options.waiting) options.waiting(Text("rank ", rank));
-  auto host = store.Get(key, kMeetingTime - kPatience);
-  if (!host) return RankHasNotCome(rank, host.error().message);
+  auto host = store.Get(key, kPatience, "it");
+  const auto is_late = [&] {
+    return !host && host.error().code == ErrorCode::kUnavailable;
+  };
+  if (is_late()) {
+    if (options.waiting) options.waiting(Text("rank ", rank));
+    host = store.Get(key, kMeetingTime - kPatience, "it");
+  }
+  if (is_late()) return RankHasNotCome(rank, host.error().message);
   return host;
 }
 
@@ -110,7 +115,8 @@ Result<std::unique_ptr<CommWorld>> MakeShmWorld(int rank, int size,
         store.Set(Text(prefix, "host/", rank), HostIdentity()));
   }
   TESSERA_TRY(const std::string offer,
-              store.Get(Text(prefix, "offer"), kMeetingTime));
+              store.Get(Text(prefix, "offer"), kMeetingTime,
+                        "rank 0 and the ranks that it waits for"));
   std::istringstream words(offer);
   std::string answer, path;
   uint64_t offered_token = 0;

@@ -17,6 +17,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,20 +30,22 @@ namespace {
 
 // On the wire, integers in the byte order of the host (ranks of one job run
 // one binary):
-//   greeting  magic u64, version u32, length u32, job id
-//   welcome   magic u64, version u32, status u8
+//   greeting  magic u64, version u32, length u32, rank i32, size i32, job id
+//   welcome   magic u64, version u32, status u8; and of a disagreement
+//             length u32, text
 //   request   operation u8, key length u32, value length u32, argument i64,
 //             key, value
-//   reply     status u8, length u32, value
+//   reply     status u8, length u32, value (of a disagreement its text)
 // `argument` is the delta of an add and the timeout of a get in milliseconds.
 
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMagic = 0x0041524553534554;  // "TESSERA\0"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kMaxKey = 256;
 constexpr uint32_t kMaxValue = 1 << 20;
-constexpr size_t kGreetingBytes = 16;
+constexpr size_t kVersionEnd = 12;  // of a greeting; the same in all versions
+constexpr size_t kGreetingBytes = 24;
 constexpr size_t kWelcomeBytes = 13;
 constexpr size_t kRequestBytes = 17;
 constexpr size_t kReplyBytes = 5;
@@ -50,11 +53,20 @@ constexpr size_t kReplyBytes = 5;
 constexpr auto kGrace = std::chrono::seconds(10);
 // Connections that never finish their greeting are closed after this.
 constexpr auto kGreetingTime = std::chrono::seconds(10);
-// How long the server stays for ranks that still have something to ask.
+// A store welcomes at once: who says nothing for so long is none.
+constexpr auto kWelcomeTime = std::chrono::seconds(5);
+// How long the server stays for ranks that still have something to ask, or to
+// be told.
 constexpr auto kLingerTime = std::chrono::seconds(5);
 
 enum Operation : uint8_t { kSet = 1, kGet = 2, kAdd = 3 };
-enum Status : uint8_t { kOk = 0, kTimeout = 1, kOtherJob = 2 };
+enum Status : uint8_t {
+  kOk = 0,
+  kTimeout = 1,
+  kOtherJob = 2,
+  kCameBefore = 3,
+  kDisagreement = 4,
+};
 
 template <typename T>
 void Append(std::string& bytes, T value) {
@@ -101,9 +113,10 @@ void SetNoDelay(int fd) {
 
 class Server {
  public:
-  Server(FileDescriptor listener, std::string job_id)
+  Server(FileDescriptor listener, std::string job_id, int size)
       : listener_(std::move(listener)),
         job_id_(std::move(job_id)),
+        size_(size),
         stop_(eventfd(0, EFD_CLOEXEC)) {
     fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
     thread_ = std::thread([this] { Serve(); });
@@ -143,8 +156,9 @@ class Server {
       if (stopping) fds[0].fd = -1;  // seen
       poll(fds.data(), fds.size(), 100);
       if (fds[0].revents != 0) stopping = Clock::now();
-      if (stopping &&
-          (connections_.empty() || Clock::now() - *stopping > kLingerTime)) {
+      const bool all_told =
+          connections_.empty() && (disagreement_.empty() || AllCame());
+      if (stopping && (all_told || Clock::now() - *stopping > kLingerTime)) {
         return;
       }
       auto fd = fds.begin() + 2;
@@ -216,20 +230,65 @@ class Server {
   // bytes that no client of ours sends.
   bool HandleGreeting(Connection& c, size_t& used) {
     if (c.in.size() >= 8 && Read<uint64_t>(c.in.data()) != kMagic) return false;
+    if (c.in.size() < kVersionEnd) return true;
+    if (Read<uint32_t>(c.in.data() + 8) != kVersion) {
+      used = c.in.size();  // its greeting may have another form
+      Welcome(c, kOtherJob);
+      return true;
+    }
     if (c.in.size() < kGreetingBytes) return true;
-    const auto version = Read<uint32_t>(c.in.data() + 8);
     const auto length = Read<uint32_t>(c.in.data() + 12);
-    if (length > kMaxKey) return false;
+    const auto rank = Read<int32_t>(c.in.data() + 16);
+    const auto size = Read<int32_t>(c.in.data() + 20);
+    if (length > kMaxKey || rank < 0 || rank >= size) return false;
     if (c.in.size() < kGreetingBytes + length) return true;
-    const bool ours = version == kVersion &&
-                      c.in.compare(kGreetingBytes, length, job_id_) == 0;
+    used = kGreetingBytes + length;
+    if (c.in.compare(kGreetingBytes, length, job_id_) != 0) {
+      Welcome(c, kOtherJob);
+    } else {
+      Admit(c, rank, size);
+    }
+    return true;
+  }
+
+  void Welcome(Connection& c, Status status) {
     Append(c.out, kMagic);
     Append(c.out, kVersion);
-    Append(c.out, static_cast<uint8_t>(ours ? kOk : kOtherJob));
+    Append(c.out, static_cast<uint8_t>(status));
     c.greeted = true;
-    c.closing = !ours;
-    used = kGreetingBytes + length;
-    return true;
+    c.closing = status != kOk;
+  }
+
+  bool AllCame() const { return std::ssize(came_) == size_; }
+
+  // A rank that greets. One of another size is of this job as long as that
+  // lacks a rank; where all have come it is a stranger.
+  void Admit(Connection& c, int rank, int size) {
+    std::string disagreement = disagreement_;
+    if (size != size_ && disagreement.empty()) {
+      disagreement = Disagreement(Text("rank ", rank, " has WORLD_SIZE ", size,
+                                       ", rank 0 has ", size_))
+                         .message;
+      if (!AllCame()) EndJob(disagreement);
+    }
+    const bool first = rank >= size_ || came_.insert(rank).second;
+    if (disagreement.empty()) {
+      Welcome(c, first ? kOk : kCameBefore);
+    } else {
+      Welcome(c, kDisagreement);
+      Append(c.out, static_cast<uint32_t>(disagreement.size()));
+      c.out += disagreement;
+    }
+  }
+
+  // All that is asked from now on returns the disagreement.
+  void EndJob(const std::string& disagreement) {
+    disagreement_ = disagreement;
+    for (const Waiter& waiter : waiters_) {
+      Reply(*waiter.connection, kDisagreement, disagreement_);
+      SendOut(*waiter.connection);  // a failure shows at the next event
+    }
+    waiters_.clear();
   }
 
   bool HandleRequest(Connection& c, size_t& used) {
@@ -242,6 +301,10 @@ class Server {
     if (c.in.size() < kRequestBytes + key_length + value_length) return true;
     const std::string key = c.in.substr(kRequestBytes, key_length);
     used = kRequestBytes + key_length + value_length;
+    if (!disagreement_.empty()) {
+      Reply(c, kDisagreement, disagreement_);
+      return true;
+    }
     switch (operation) {
       case kSet:
         Reply(c, kOk, "");
@@ -305,6 +368,9 @@ class Server {
 
   FileDescriptor listener_;
   const std::string job_id_;
+  const int size_;
+  std::set<int> came_;        // ranks that have greeted
+  std::string disagreement_;  // that ended the job; else empty
   FileDescriptor stop_;
   std::list<Connection> connections_;
   std::vector<Waiter> waiters_;
@@ -322,22 +388,44 @@ class Client : public Store {
   // Ends after the connection to it, with this object.
   void Own(std::unique_ptr<Server> server) { server_ = std::move(server); }
 
-  enum class Greeted { kYes, kOtherJob, kOtherProtocol, kClosed };
-  Greeted Greet(std::string_view job_id, Clock::time_point deadline) {
+  // Whether this rank is welcome; false where who listens closes the
+  // connection.
+  Result<bool> Greet(const StoreOptions& options, Clock::time_point deadline) {
     std::string greeting;
     Append(greeting, kMagic);
     Append(greeting, kVersion);
-    Append(greeting, static_cast<uint32_t>(job_id.size()));
-    greeting += job_id;
+    Append(greeting, static_cast<uint32_t>(options.job_id.size()));
+    Append(greeting, int32_t{options.rank});
+    Append(greeting, int32_t{options.size});
+    greeting += options.job_id;
     std::string welcome(kWelcomeBytes, '\0');
-    if (!Write(greeting)) return Greeted::kClosed;
+    if (!Write(greeting)) return false;
+    deadline = std::min(deadline, Clock::now() + kWelcomeTime);
     if (!ReadAll(welcome, deadline)) {
-      return timed_out_ ? Greeted::kOtherProtocol : Greeted::kClosed;
+      if (!timed_out_) return false;
+      return Stranger("what listens",
+                      "says nothing, unlike a store of Tessera");
     }
     if (Read<uint64_t>(welcome.data()) != kMagic) {
-      return Greeted::kOtherProtocol;
+      return Stranger("what listens", "is not a store of Tessera");
     }
-    return welcome[12] == kOk ? Greeted::kYes : Greeted::kOtherJob;
+    switch (welcome[12]) {
+      case kOk:
+        return true;
+      case kCameBefore:
+        return Stranger("the store", Text("has met a rank ", options.rank,
+                                          " already and may be another job's"));
+      case kDisagreement: {
+        std::string length(sizeof(uint32_t), '\0');
+        if (!ReadAll(length, deadline)) return false;
+        std::string text(std::min(Read<uint32_t>(length.data()), kMaxValue),
+                         '\0');
+        if (!ReadAll(text, deadline)) return false;
+        return InvalidInput(text);
+      }
+      default:
+        return Stranger("the store", "serves another job or another version");
+    }
   }
 
   Result<void> Set(std::string_view key, std::string_view value) override {
@@ -346,9 +434,10 @@ class Client : public Store {
     return {};
   }
 
-  Result<std::string> Get(std::string_view key, Duration timeout) override {
+  Result<std::string> Get(std::string_view key, Duration timeout,
+                          std::string_view what) override {
     return Request(kGet, key, "", Milliseconds(timeout).count(),
-                   Milliseconds(timeout));
+                   Milliseconds(timeout), what);
   }
 
   Result<int64_t> Add(std::string_view key, int64_t delta) override {
@@ -363,9 +452,16 @@ class Client : public Store {
     return StoreOfRankZero(address_, why);
   }
 
+  // At the address is something else than this job's store.
+  Error Stranger(std::string_view who, std::string_view what) const {
+    return Unavailable(
+        Text(who, " at ", address_, " ", what, "; choose another MASTER_PORT"));
+  }
+
   Result<std::string> Request(Operation operation, std::string_view key,
                               std::string_view value, int64_t argument,
-                              std::chrono::milliseconds wait) {
+                              std::chrono::milliseconds wait,
+                              std::string_view what = {}) {
     if (key.size() > kMaxKey || value.size() > kMaxValue) {
       return InvalidInput(Text("key of ", key.size(), " bytes (at most ",
                                kMaxKey, ") or value of ", value.size(),
@@ -388,10 +484,11 @@ class Client : public Store {
     std::string reply(length, '\0');
     if (!ReadAll(reply, deadline)) return Broken("connection lost");
     if (head[0] == kTimeout) {
-      return Unavailable(
-          Text("waited ", static_cast<double>(wait.count()) / 1e3,
-               " s in vain for '", key, "' in the job's store at ", address_));
+      return Unavailable(Text(
+          "waited ", static_cast<double>(wait.count()) / 1e3, " s in vain for ",
+          what, " (the job's store is at ", address_, ")"));
     }
+    if (head[0] == kDisagreement) return InvalidInput(reply);
     return reply;
   }
 
@@ -555,7 +652,8 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
     if (options.listen_fd < 0) {
       TESSERA_TRY(listener, Listen(options));
     }
-    server = std::make_unique<Server>(std::move(listener), options.job_id);
+    server = std::make_unique<Server>(std::move(listener), options.job_id,
+                                      options.size);
   }
   const std::string address = Text(options.host, ":", options.port);
   const Clock::time_point deadline =
@@ -566,25 +664,13 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
     std::string trouble = std::strerror(error);
     if (fd.get() >= 0) {
       auto client = std::make_unique<Client>(std::move(fd), address);
-      switch (client->Greet(
-          options.job_id,
-          std::min(deadline, Clock::now() + std::chrono::seconds(10)))) {
-        case Client::Greeted::kYes:
-          client->Own(std::move(server));
-          return std::unique_ptr<Store>(std::move(client));
-        case Client::Greeted::kOtherJob:
-          return Unavailable(Text("the store at ", address,
-                                  " serves another job or another version; "
-                                  "choose another MASTER_PORT"));
-        case Client::Greeted::kOtherProtocol:
-          return Unavailable(Text("what listens at ", address,
-                                  " is not a store of Tessera; choose another "
-                                  "MASTER_PORT"));
-        case Client::Greeted::kClosed:
-          // An earlier job's store that is ending, or another protocol.
-          trouble = "who listens there closes the connection";
-          break;
+      TESSERA_TRY(const bool welcome, client->Greet(options, deadline));
+      if (welcome) {
+        client->Own(std::move(server));
+        return std::unique_ptr<Store>(std::move(client));
       }
+      // An earlier job's store that is ending, or another protocol.
+      trouble = "who listens there closes the connection";
     }
     if (Clock::now() >= deadline) {
       return Unavailable(Text("cannot reach rank 0 at ", address, " within ",
@@ -602,7 +688,9 @@ Result<void> Store::Barrier(std::string_view name, int count,
   if (arrived == count) {
     TESSERA_RETURN_IF_ERROR(Set(done, ""));
   }
-  if (auto all = Get(done, timeout); !all) return all.error();
+  if (auto all = Get(done, timeout, Text("all ", count, " ranks")); !all) {
+    return all.error();
+  }
   return {};
 }
 

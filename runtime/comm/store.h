@@ -23,6 +23,7 @@ struct StoreOptions {
   int port = 0;
   std::string job_id;  // the same for all ranks of a job; at most 256 bytes
   int rank = 0;        // rank 0 serves
+  int size = 1;        // the number of the job's ranks
   // A socket that already listens on host:port, for rank 0; it is closed by
   // the store. -1: rank 0 binds the port itself.
   int listen_fd = -1;
@@ -32,16 +33,23 @@ struct StoreOptions {
 
 class Store {
  public:
+  // REQUIRES: 0 <= rank < size.
   // Errors (kUnavailable): the port is in use, the host is unknown, nobody
-  // answers in time, or who answers is not this job's store.
+  // answers in time, who answers is not this job's store, or this rank has come
+  // to it before. kInvalidInput: rank 0 has another `size`; while ranks of its
+  // own have not come yet, whatever is asked then and later returns that error
+  // on every rank.
   static Result<std::unique_ptr<Store>> Open(const StoreOptions& options);
 
-  // On rank 0 waits until the other ranks have closed theirs, at most 5 s.
+  // On rank 0 waits, at most 5 s, until the other ranks have closed theirs and,
+  // where ranks disagree, until all have been told.
   virtual ~Store() = default;
 
   virtual Result<void> Set(std::string_view key, std::string_view value) = 0;
-  // The value of `key`, as soon as somebody has set it.
-  virtual Result<std::string> Get(std::string_view key, Duration timeout) = 0;
+  // The value of `key`, as soon as somebody has set it. After `timeout` the
+  // error says that `what` was waited for in vain.
+  virtual Result<std::string> Get(std::string_view key, Duration timeout,
+                                  std::string_view what) = 0;
   // Adds to a counter that starts at 0; its new value.
   virtual Result<int64_t> Add(std::string_view key, int64_t delta) = 0;
 

@@ -1,7 +1,6 @@
 #include "runtime/data/batches.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -9,7 +8,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "planner/base/check.h"
 #include "planner/base/rng.h"
 
 namespace tessera {
@@ -104,26 +102,6 @@ LoadInput LoadRows(RowAt row_at) {
 
 }  // namespace
 
-// Four rounds of a Feistel network over the least 4^k >= n numbers, repeated
-// until the result is below n (Luby and Rackoff 1988; Black and Rogaway 2002).
-int64_t Permuted(uint64_t key, int64_t i, int64_t n) {
-  TESSERA_CHECK(i >= 0 && i < n) << i << " of " << n;
-  const int bits = std::bit_width(static_cast<uint64_t>(n - 1));
-  const int half = std::max(1, (bits + 1) / 2);
-  const uint64_t mask = (uint64_t{1} << half) - 1;
-  auto x = static_cast<uint64_t>(i);
-  do {
-    uint64_t left = x >> half;
-    uint64_t right = x & mask;
-    for (uint64_t round = 0; round < 4; ++round) {
-      const uint64_t mixed = Mix64(key ^ Mix64(4 * right + round));
-      left = std::exchange(right, left ^ (mixed & mask));
-    }
-    x = left << half | right;
-  } while (x >= static_cast<uint64_t>(n));
-  return static_cast<int64_t>(x);
-}
-
 RowKind RowKindOf(const Graph& graph) {
   const auto has = [&](std::string_view name) {
     return std::ranges::any_of(graph.tensors, [&](const Tensor& tensor) {
@@ -161,8 +139,9 @@ Result<Batches> Batches::Make(const TokenData& data,
                             " rows held out need at least " +
                             std::to_string((held_out + 1) * tokens + 1);
     return InvalidInput("holds " + std::to_string(data.size()) +
-                            " tokens: a sequence length of " +
-                            std::to_string(tokens) + needs,
+                            (data.size() == 1 ? " token" : " tokens") +
+                            ": a sequence length of " + std::to_string(tokens) +
+                            needs,
                         data.path());
   }
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -171,7 +150,7 @@ Result<Batches> Batches::Make(const TokenData& data,
     return InvalidInput("rows of documents have at most 32767 tokens",
                         "--seq-len");
   }
-  batches.rows_ = rows - held_out;
+  batches.order_ = {options.seed, rows - held_out};
   return batches;
 }
 
@@ -184,14 +163,12 @@ uint64_t Batches::Fingerprint() const {
 }
 
 Result<BatchRow> Batches::TrainingRow(int64_t sample) const {
-  const auto epoch = static_cast<uint64_t>(sample / rows_);
-  const uint64_t key = Mix64(Mix64(options_.seed) ^ epoch);
-  return Row(Permuted(key, sample % rows_, rows_),
-             Mix64(key ^ static_cast<uint64_t>(sample)));
+  return Row(order_.Training(sample),
+             Mix64(order_.KeyAt(sample) ^ static_cast<uint64_t>(sample)));
 }
 
 Result<BatchRow> Batches::ValidationRow(int64_t sample) const {
-  return Row(rows_ + sample, Mix64(static_cast<uint64_t>(sample)));
+  return Row(order_.Validation(sample), Mix64(static_cast<uint64_t>(sample)));
 }
 
 Result<int64_t> Batches::ValidationLabels(int64_t batch) const {
@@ -227,11 +204,11 @@ Result<void> Batches::MaskTokens(int64_t row, uint64_t key,
   constexpr double kAnyToken = 0.1;  // of those
   const int64_t n = options_.seq_len;
   const int64_t first = (n + 1) / 2;  // of the second segment
-  const bool other = rows_ > 1 && Drawn(key, Draw::kOtherRow) < 0.5;
+  const bool other = rows() > 1 && Drawn(key, Draw::kOtherRow) < 0.5;
   if (other) {
     // Of the rows that are trained on, each but this one.
     const auto draw = static_cast<int64_t>(Drawn(key, Draw::kWhichRow) *
-                                           static_cast<double>(rows_ - 1));
+                                           static_cast<double>(rows() - 1));
     const int64_t from = draw + (draw >= row ? 1 : 0);
     TESSERA_TRY(const std::vector<int32_t> segment,
                 Tokens(from * n + first, n - first));

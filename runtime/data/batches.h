@@ -1,12 +1,8 @@
 #pragma once
 // Batches: which rows of the data a run trains on, and what a row holds.
 //
-// Rows are cut from the file one after another, seq_len tokens each; the last
-// of them may be held out for validation. An epoch goes through the other rows
-// once, in an order that is a function of (seed, epoch): sample i of a run is
-// row Order(i mod rows) of epoch i div rows. So the number of samples taken is
-// all the state there is; a checkpoint holds it, and no split of the batch
-// changes what is read.
+// Rows are cut from the file one after another, seq_len tokens each. Which of
+// them a run trains on, and in which order, runtime/data/epoch_order.h says.
 //
 // Documents. Where a token ends a document, a row may hold several, the first
 // and the last of them cut. Each is a sequence of its own: positions count from
@@ -41,6 +37,7 @@
 
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
+#include "runtime/data/epoch_order.h"
 #include "runtime/data/tokens.h"
 #include "runtime/executor.h"
 
@@ -90,7 +87,7 @@ class Batches {
   // Tells other data, or the same read in another way, from this.
   uint64_t Fingerprint() const;
   // Of an epoch.
-  int64_t rows() const { return rows_; }
+  int64_t rows() const { return order_.size; }
 
   // Sample `sample` >= 0 of the run.
   Result<BatchRow> TrainingRow(int64_t sample) const;
@@ -113,11 +110,8 @@ class Batches {
 
   const TokenData* data_;
   BatchOptions options_;
-  int64_t rows_ = 0;
+  EpochOrder order_;  // of rows
 };
-
-// A permutation of [0, n), another for each key. REQUIRES: 0 <= i < n.
-int64_t Permuted(uint64_t key, int64_t i, int64_t n);
 
 // Inputs by name, those of BatchRow. kInvalidInput for an input of another
 // name. `batches` outlives the result.

@@ -1,13 +1,12 @@
 #include "runtime/data/clicks.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <utility>
 
 #include "planner/base/rng.h"
-#include "runtime/data/batches.h"
-#include "runtime/kernels/cpu/call.h"
+#include "planner/base/whole_number.h"
+#include "runtime/data/numbers.h"
 
 namespace tessera {
 namespace {
@@ -16,18 +15,16 @@ namespace {
 // (github.com/mlcommons/training, recommendation/dlrm).
 constexpr int64_t kMadeUp = 4195197692;
 
+// What Open looks at: enough to catch records of other tables, few enough pages
+// to be quick on a file of any size.
+constexpr int64_t kCheckedRecords = 4096;
+
 constexpr std::string_view kCategories = "categories.";
 
 // The table of input "categories.N", or -1.
 int64_t TableOf(std::string_view name) {
   if (!name.starts_with(kCategories)) return -1;
-  const std::string_view digits = name.substr(kCategories.size());
-  int64_t table = -1;
-  const auto read =
-      std::from_chars(digits.data(), digits.data() + digits.size(), table);
-  return read.ec == std::errc() && read.ptr == digits.data() + digits.size()
-             ? table
-             : -1;
+  return ParseWhole<int64_t>(name.substr(kCategories.size())).value_or(-1);
 }
 
 // `record_of`: by sample.
@@ -44,20 +41,24 @@ LoadInput Load(const Clicks& clicks, RecordOf record_of) {
           "no data for it: expected dense, targets or categories.N",
           "input '" + tensor.name + "'");
     }
+    const bool dense = tensor.name == "dense";
     const int64_t width = block.shape[1];
+    std::vector<double> numbers(static_cast<size_t>(width));
     for (int64_t b = 0; b < block.shape[0]; ++b) {
       const int64_t record = record_of(first_sample + block.offset[0] + b);
+      if (table >= 0) {
+        TESSERA_RETURN_IF_ERROR(clicks.CheckId(record, table));
+      } else if (!dense) {
+        TESSERA_RETURN_IF_ERROR(clicks.CheckLabel(record));
+      }
+      const Click click = clicks.At(record);
       for (int64_t i = 0; i < width; ++i) {
         const int64_t at = block.offset[1] + i;
-        const int64_t to = b * width + i;
-        if (table >= 0) {
-          block.as<int32_t>()[to] = clicks.Id(record, table, at);
-        } else if (tensor.name == "dense") {
-          Put(block, to, clicks.Number(record, at));
-        } else {
-          Put(block, to, clicks.Label(record));
-        }
+        numbers[static_cast<size_t>(i)] = table >= 0 ? click.Id(table, at)
+                                          : dense    ? click.Number(at)
+                                                     : click.label();
       }
+      PutNumbers(block, b * width, numbers);
     }
     return {};
   };
@@ -95,7 +96,7 @@ Result<ClickOptions> ClickOptionsOf(const Graph& graph) {
 
 Result<Clicks> Clicks::Open(const std::string& path,
                             const ClickOptions& options) {
-  Clicks clicks(options);
+  Clicks clicks(path, options);
   int64_t all = kMadeUp;
   if (!path.empty()) {
     if (options.bag != 1) {
@@ -118,94 +119,99 @@ Result<Clicks> Clicks::Open(const std::string& path,
     clicks.records_ = {reinterpret_cast<const int32_t*>(bytes.data()),
                        bytes.size() / sizeof(int32_t)};
     all = std::ssize(bytes) / record;
-    for (int64_t i = 0; i < all; ++i) {
-      const int32_t label = clicks.Label(i);
-      if (label != 0 && label != 1) {
-        return InvalidInput("record " + std::to_string(i) + " has the label " +
-                                std::to_string(label) + ": expected 0 or 1",
-                            path);
-      }
+    const int64_t stride = std::max<int64_t>(1, all / kCheckedRecords);
+    for (int64_t i = 0; i < all; i += stride) {
+      TESSERA_RETURN_IF_ERROR(clicks.CheckLabel(i));
       for (int64_t table = 0; table < std::ssize(options.rows); ++table) {
-        const int64_t rows = options.rows[static_cast<size_t>(table)];
-        const int64_t id = clicks.Id(i, table, 0);
-        if (id >= 0 && id < rows) continue;
-        return InvalidInput("record " + std::to_string(i) + " has the id " +
-                                std::to_string(id) + " for table " +
-                                std::to_string(table) + " of " +
-                                std::to_string(rows) + " rows",
-                            path);
+        TESSERA_RETURN_IF_ERROR(clicks.CheckId(i, table));
       }
     }
   }
   const int64_t held_out = options.validation_batches * options.global_batch;
-  if (all <= held_out) {
-    return InvalidInput("holds " + std::to_string(all) + " samples, of which " +
-                            std::to_string(held_out) + " are held out",
-                        path);
-  }
-  clicks.size_ = all - held_out;
+  TESSERA_TRY(clicks.order_,
+              EpochOrder::Of(options.seed, all, held_out, "samples", path));
   return clicks;
 }
 
-int64_t Clicks::Training(int64_t sample) const {
-  const auto epoch = static_cast<uint64_t>(sample / size_);
-  return Permuted(Mix64(Mix64(options_.seed) ^ epoch), sample % size_, size_);
-}
-
-int32_t Clicks::Label(int64_t record) const {
+Click Clicks::At(int64_t record) const {
+  Click click;
+  click.options_ = &options_;
   if (!records_.empty()) {
-    return records_[static_cast<size_t>(record * width())];
+    click.record_ = records_.data() + record * width();
+    click.label_ = click.record_[0];
+    return click;
   }
   const auto place = static_cast<uint64_t>(record);
-  return Mix64(Mix64(options_.seed) + place) % 4 == 0 ? 1 : 0;
+  click.label_ = Mix64(Mix64(options_.seed) + place) % 4 == 0 ? 1 : 0;
+  const auto pattern = ~static_cast<uint64_t>(click.label_);
+  click.pattern_ = Mix64(options_.seed ^ Mix64(pattern));
+  click.noise_ = Mix64(options_.seed ^ Mix64(place));
+  return click;
 }
 
-double Clicks::Number(int64_t record, int64_t i) const {
-  if (!records_.empty()) {
-    const int32_t count =
-        records_[static_cast<size_t>(record * width() + 1 + i)];
-    return std::log1p(std::max<int32_t>(0, count));
+double Click::Number(int64_t i) const {
+  if (record_ != nullptr) {
+    return std::log1p(std::max<int32_t>(0, record_[1 + i]));
   }
   const auto place = static_cast<uint64_t>(i);
-  const auto pattern = ~static_cast<uint64_t>(Label(record));
-  const auto noise = static_cast<uint64_t>(record);
-  return CounterUniform01(Mix64(options_.seed ^ Mix64(pattern)), place) +
-         CounterUniform01(Mix64(options_.seed ^ Mix64(noise)), place);
+  return CounterUniform01(pattern_, place) + CounterUniform01(noise_, place);
 }
 
-int32_t Clicks::Id(int64_t record, int64_t table, int64_t i) const {
-  if (!records_.empty()) {
-    return records_[static_cast<size_t>(record * width() + 1 + options_.dense +
-                                        table)];
-  }
+int32_t Click::Id(int64_t table, int64_t i) const {
+  if (record_ != nullptr) return record_[1 + options_->dense + table];
   // Clicked samples have an id of the first half more often than others.
   const auto rows =
-      static_cast<double>(options_.rows[static_cast<size_t>(table)]);
+      static_cast<double>(options_->rows[static_cast<size_t>(table)]);
   const auto place =
-      static_cast<uint64_t>(options_.dense + table * options_.bag + i);
-  const double draw = CounterUniform01(
-      Mix64(options_.seed ^ Mix64(static_cast<uint64_t>(record))), place);
-  return static_cast<int32_t>(rows * (Label(record) == 1 ? draw * draw : draw));
+      static_cast<uint64_t>(options_->dense + table * options_->bag + i);
+  const double draw = CounterUniform01(noise_, place);
+  return static_cast<int32_t>(rows * (label_ == 1 ? draw * draw : draw));
+}
+
+Result<void> Clicks::CheckLabel(int64_t record) const {
+  const int32_t label = At(record).label();
+  if (label == 0 || label == 1) return {};
+  return InvalidInput("record " + std::to_string(record) + " has the label " +
+                          std::to_string(label) + ": expected 0 or 1",
+                      path_);
+}
+
+Result<void> Clicks::CheckId(int64_t record, int64_t table) const {
+  const int64_t rows = options_.rows[static_cast<size_t>(table)];
+  const int64_t id = At(record).Id(table, 0);
+  if (id >= 0 && id < rows) return {};
+  return InvalidInput("record " + std::to_string(record) + " has the id " +
+                          std::to_string(id) + " for table " +
+                          std::to_string(table) + " of " +
+                          std::to_string(rows) + " rows",
+                      path_);
 }
 
 uint64_t Clicks::Fingerprint() const {
-  uint64_t hash = Mix64(static_cast<uint64_t>(size_));
+  uint64_t hash = Mix64(static_cast<uint64_t>(size()));
   if (records_.empty()) return Mix64(hash ^ options_.seed);
-  const size_t step = std::max<size_t>(1, records_.size() / 1000);
-  for (size_t i = 0; i < records_.size(); i += step) {
-    hash = Mix64(hash ^ static_cast<uint32_t>(records_[i]));
+  constexpr int64_t kLooks = 1000;
+  const int64_t all = std::ssize(records_) / width();
+  const int64_t stride = std::max<int64_t>(1, all / kLooks);
+  for (int64_t i = 0; i < all; i += stride) {
+    for (const int32_t number : records_.subspan(
+             static_cast<size_t>(i * width()), static_cast<size_t>(width()))) {
+      hash = Mix64(hash ^ static_cast<uint32_t>(number));
+    }
   }
   return hash;
 }
 
 LoadInput LoadTraining(const Clicks& clicks) {
-  return Load(clicks,
-              [&clicks](int64_t sample) { return clicks.Training(sample); });
+  return Load(clicks, [&clicks](int64_t sample) {
+    return clicks.order().Training(sample);
+  });
 }
 
 LoadInput LoadValidation(const Clicks& clicks) {
-  return Load(clicks,
-              [&clicks](int64_t sample) { return clicks.Validation(sample); });
+  return Load(clicks, [&clicks](int64_t sample) {
+    return clicks.order().Validation(sample);
+  });
 }
 
 }  // namespace tessera

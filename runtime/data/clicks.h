@@ -11,10 +11,8 @@
 // of these are drawn around others, and so are the ids; all a function of the
 // seed.
 //
-// The last samples of a file may be held out for validation. An epoch goes
-// through the others once, in an order that is a function of (seed, epoch), as
-// that of rows of tokens is (runtime/data/batches.h); no split of the batch
-// changes what is read.
+// Which of them a run trains on, and in which order, runtime/data/epoch_order.h
+// says.
 //
 // Immutable; const functions may be called from several threads.
 
@@ -26,6 +24,7 @@
 
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
+#include "runtime/data/epoch_order.h"
 #include "runtime/executor.h"
 #include "runtime/mapped_file.h"
 
@@ -44,41 +43,59 @@ struct ClickOptions {
 // with the seed and the validation left open; an error where it lacks them.
 Result<ClickOptions> ClickOptionsOf(const Graph& graph);
 
+// One sample. Valid as long as the Clicks that it is of.
+class Click {
+ public:
+  int32_t label() const { return label_; }
+  double Number(int64_t i) const;
+  // Id `i` of the bag for table `table`.
+  int32_t Id(int64_t table, int64_t i) const;
+
+ private:
+  friend class Clicks;
+
+  const ClickOptions* options_ = nullptr;
+  const int32_t* record_ = nullptr;  // of a file; null: made up
+  int32_t label_ = 0;
+  uint64_t pattern_ = 0;  // keys of what is made up: of all of its label,
+  uint64_t noise_ = 0;    // and of this one
+};
+
 class Clicks {
  public:
   // Of the file at `path`; made up where that is empty. kInvalidInput for a
   // file that is no whole number of records, that has too few beside those held
-  // out, a label but 0 and 1, an id that its table does not have, or where
-  // tables have bags of several ids.
+  // out, a label but 0 and 1 or an id that its table does not have among those
+  // looked at, some thousand records (CheckLabel and CheckId look at each one
+  // that is loaded), or where tables have bags of several ids.
   static Result<Clicks> Open(const std::string& path,
                              const ClickOptions& options);
 
   const ClickOptions& options() const { return options_; }
   // Of an epoch.
-  int64_t size() const { return size_; }
+  int64_t size() const { return order_.size; }
+  const EpochOrder& order() const { return order_; }
 
-  // The record that sample `sample` >= 0 of the run is, and the one of the
-  // validation. REQUIRES: sample < validation_batches * global_batch there.
-  int64_t Training(int64_t sample) const;
-  int64_t Validation(int64_t sample) const { return size_ + sample; }
-
-  int32_t Label(int64_t record) const;
-  double Number(int64_t record, int64_t i) const;
-  // Id `i` of the record's bag for table `table`.
-  int32_t Id(int64_t record, int64_t table, int64_t i) const;
+  Click At(int64_t record) const;
+  // kInvalidInput where a file has a label but 0 and 1, or an id that table
+  // `table` does not have.
+  Result<void> CheckLabel(int64_t record) const;
+  Result<void> CheckId(int64_t record, int64_t table) const;
 
   // Tells one file's clicks, or one seed's, from another's.
   uint64_t Fingerprint() const;
 
  private:
-  explicit Clicks(const ClickOptions& options) : options_(options) {}
+  Clicks(const std::string& path, const ClickOptions& options)
+      : path_(path), options_(options) {}
 
   int64_t width() const {  // of a record
     return 1 + options_.dense + std::ssize(options_.rows);
   }
 
+  std::string path_;
   ClickOptions options_;
-  int64_t size_ = 0;  // without those held out
+  EpochOrder order_;
   std::optional<MappedFile> file_;
   std::span<const int32_t> records_;  // of the file; empty: made up
 };

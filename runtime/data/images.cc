@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
 
-#include "planner/base/file.h"
 #include "planner/base/rng.h"
-#include "runtime/data/batches.h"
-#include "runtime/float16.h"
+#include "runtime/data/numbers.h"
 
 namespace tessera {
 namespace {
@@ -14,15 +14,18 @@ namespace {
 // As many as there are in ImageNet's training set (Russakovsky et al. 2015).
 constexpr int64_t kMadeUp = 1281167;
 
+// What Open looks at: enough to catch images of other labels, few enough pages
+// to be quick on a file of any size.
+constexpr int64_t kCheckedImages = 4096;
+
 // Between -1 and 1.
 double Uniform(uint64_t key, uint64_t counter) {
   return 2 * CounterUniform01(key, counter) - 1;
 }
 
-// What a block has of an image, from element `out` of the block on.
-void LoadImage(const Images& images, int64_t image, const LocalTensor& block,
-               int64_t& out) {
-  const Shape& whole = images.options().shape;
+// What a block has of an image.
+void AddPixels(const Shape& whole, const Image& image, const LocalTensor& block,
+               std::vector<double>& numbers) {
   // Signals and features lack the last dimensions.
   Shape shape = block.shape;
   Shape offset = block.offset;
@@ -33,16 +36,14 @@ void LoadImage(const Images& images, int64_t image, const LocalTensor& block,
       const int64_t row =
           ((offset[1] + c) * whole[1] + offset[2] + y) * whole[2] + offset[3];
       for (int64_t x = 0; x < shape[3]; ++x) {
-        StoreNumber(block.data, block.dtype, out++,
-                    images.Pixel(image, row + x));
+        numbers.push_back(image.Pixel(row + x));
       }
     }
   }
 }
 
-void LoadPatches(const Images& images, int64_t image, const LocalTensor& block,
-                 int64_t& out) {
-  const Shape& whole = images.options().shape;
+void AddPatches(const Shape& whole, const Image& image,
+                const LocalTensor& block, std::vector<double>& numbers) {
   const int64_t height = block.global_shape[3];
   const int64_t width = block.global_shape[4];
   const int64_t per_row = whole[2] / width;
@@ -55,8 +56,7 @@ void LoadPatches(const Images& images, int64_t image, const LocalTensor& block,
             ((block.offset[2] + c) * whole[1] + row) * whole[2] +
             patch % per_row * width + block.offset[4];
         for (int64_t x = 0; x < block.shape[4]; ++x) {
-          StoreNumber(block.data, block.dtype, out++,
-                      patch < 0 ? 0 : images.Pixel(image, first + x));
+          numbers.push_back(patch < 0 ? 0 : image.Pixel(first + x));
         }
       }
     }
@@ -65,13 +65,12 @@ void LoadPatches(const Images& images, int64_t image, const LocalTensor& block,
 
 // What a block has of a row of targets: 1 at the label and else 0, or, of a
 // single number, the label. There may be a dimension of one place (ViT's).
-void LoadTargets(const Images& images, int64_t image, const LocalTensor& block,
-                 int64_t& out) {
-  const int64_t label = images.Label(image);
+void AddTargets(int64_t label, const LocalTensor& block,
+                std::vector<double>& numbers) {
   for (int64_t i = 0; i < block.shape.back(); ++i) {
     const bool own = block.offset.back() + i == label;
     const int64_t value = block.global_shape.back() == 1 ? label : own ? 1 : 0;
-    StoreNumber(block.data, block.dtype, out++, static_cast<double>(value));
+    numbers.push_back(static_cast<double>(value));
   }
 }
 
@@ -80,28 +79,36 @@ template <typename ImageOf>
 LoadInput Load(const Images& images, ImageOf image_of) {
   return [&images, image_of](const Tensor& tensor, const LocalTensor& block,
                              int64_t first_sample) -> Result<void> {
+    const Shape& whole = images.options().shape;
+    std::vector<double> numbers;  // of a sample
     int64_t out = 0;
     for (int64_t sample = 0; sample < block.shape[0]; ++sample) {
-      const int64_t image = image_of(first_sample + block.offset[0] + sample);
+      const int64_t place = image_of(first_sample + block.offset[0] + sample);
+      const Image image = images.At(place);
+      numbers.clear();
       if (tensor.name == "labels") {
-        block.as<int32_t>()[out++] = images.Label(image);
+        TESSERA_RETURN_IF_ERROR(images.CheckLabel(place));
+        numbers.push_back(image.label());
       } else if (tensor.name == "targets") {
-        LoadTargets(images, image, block, out);
+        TESSERA_RETURN_IF_ERROR(images.CheckLabel(place));
+        AddTargets(image.label(), block, numbers);
       } else if (tensor.name == "images") {
-        LoadImage(images, image, block, out);
+        AddPixels(whole, image, block, numbers);
       } else if (tensor.name == "patches") {
-        LoadPatches(images, image, block, out);
+        AddPatches(whole, image, block, numbers);
       } else if (tensor.name == "positions" || tensor.name == "patch_rows") {
         for (int64_t i = 0; i < block.shape[1]; ++i) {
-          const int64_t place = block.offset[1] + i;
-          const int64_t row = place == 0 ? -1 : 0;
-          block.as<int32_t>()[out++] =
-              static_cast<int32_t>(tensor.name == "positions" ? place : row);
+          const int64_t position = block.offset[1] + i;
+          const int64_t row = position == 0 ? -1 : 0;
+          numbers.push_back(
+              static_cast<double>(tensor.name == "positions" ? position : row));
         }
       } else {
         return InvalidInput("no data for it: expected images or labels",
                             "input '" + tensor.name + "'");
       }
+      PutNumbers(block, out, numbers);
+      out += std::ssize(numbers);
     }
     return {};
   };
@@ -142,19 +149,19 @@ Result<ImageOptions> ImageOptionsOf(const Graph& graph) {
   return options;
 }
 
-Images::Images(const ImageOptions& options)
-    : options_(options),
+Images::Images(const std::string& path, const ImageOptions& options)
+    : path_(path),
+      options_(options),
       pixels_(options.shape[0] * options.shape[1] * options.shape[2]) {}
 
 Result<Images> Images::Open(const std::string& path,
                             const ImageOptions& options) {
-  Images images(options);
+  Images images(path, options);
   int64_t all = kMadeUp;
   if (!path.empty()) {
-    TESSERA_TRY(const std::string text, ReadFile(path));
-    images.records_.assign(text.begin(), text.end());
+    TESSERA_TRY(MappedFile file, MappedFile::Open(path));
     const int64_t record = 1 + images.pixels_;
-    const int64_t bytes = std::ssize(images.records_);
+    const int64_t bytes = std::ssize(file.bytes());
     if (bytes == 0 || bytes % record != 0) {
       return InvalidInput(
           "has " + std::to_string(bytes) + " bytes: expected records of " +
@@ -164,68 +171,79 @@ Result<Images> Images::Open(const std::string& path,
               std::to_string(options.shape[2]),
           path);
     }
+    images.file_.emplace(std::move(file));
     all = bytes / record;
-    for (int64_t i = 0; i < all; ++i) {
-      if (images.Label(i) < options.labels) continue;
-      return InvalidInput("image " + std::to_string(i) + " has the label " +
-                              std::to_string(images.Label(i)) +
-                              ": expected less than " +
-                              std::to_string(options.labels),
-                          path);
+    const int64_t stride = std::max<int64_t>(1, all / kCheckedImages);
+    for (int64_t i = 0; i < all; i += stride) {
+      TESSERA_RETURN_IF_ERROR(images.CheckLabel(i));
     }
   }
   const int64_t held_out = options.validation_batches * options.global_batch;
-  if (all <= held_out) {
-    return InvalidInput("holds " + std::to_string(all) + " images, of which " +
-                            std::to_string(held_out) + " are held out",
-                        path);
-  }
-  images.size_ = all - held_out;
+  TESSERA_TRY(images.order_,
+              EpochOrder::Of(options.seed, all, held_out, "images", path));
   return images;
 }
 
-int64_t Images::Training(int64_t sample) const {
-  const auto epoch = static_cast<uint64_t>(sample / size_);
-  return Permuted(Mix64(Mix64(options_.seed) ^ epoch), sample % size_, size_);
-}
-
-int32_t Images::Label(int64_t image) const {
-  if (!records_.empty()) return records_[image * (1 + pixels_)];
-  return static_cast<int32_t>(
-      Mix64(Mix64(options_.seed) + static_cast<uint64_t>(image)) %
-      static_cast<uint64_t>(options_.labels));
-}
-
-double Images::Pixel(int64_t image, int64_t i) const {
-  if (!records_.empty()) {
-    return records_[image * (1 + pixels_) + 1 + i] / 127.5 - 1;
+Image Images::At(int64_t image) const {
+  Image at;
+  if (file_) {
+    const std::byte* const record =
+        file_->bytes().data() + image * (1 + pixels_);
+    at.label_ = std::to_integer<int32_t>(record[0]);
+    at.pixels_ = record + 1;
+    return at;
   }
+  const auto place = static_cast<uint64_t>(image);
+  at.label_ = static_cast<int32_t>(Mix64(Mix64(options_.seed) + place) %
+                                   static_cast<uint64_t>(options_.labels));
+  const auto pattern = ~static_cast<uint64_t>(at.label_);
+  at.pattern_ = Mix64(options_.seed ^ Mix64(pattern));
+  at.noise_ = Mix64(options_.seed ^ Mix64(place));
+  return at;
+}
+
+double Image::Pixel(int64_t i) const {
+  if (pixels_ != nullptr) return std::to_integer<int>(pixels_[i]) / 127.5 - 1;
   const auto place = static_cast<uint64_t>(i);
-  const auto pattern = ~static_cast<uint64_t>(Label(image));
-  const auto noise = static_cast<uint64_t>(image);
-  return (Uniform(Mix64(options_.seed ^ Mix64(pattern)), place) +
-          Uniform(Mix64(options_.seed ^ Mix64(noise)), place)) /
-         2;
+  return (Uniform(pattern_, place) + Uniform(noise_, place)) / 2;
+}
+
+Result<void> Images::CheckLabel(int64_t image) const {
+  const int32_t label = At(image).label();
+  if (label < options_.labels) return {};
+  return InvalidInput("image " + std::to_string(image) + " has the label " +
+                          std::to_string(label) + ": expected less than " +
+                          std::to_string(options_.labels),
+                      path_);
 }
 
 uint64_t Images::Fingerprint() const {
-  uint64_t hash = Mix64(static_cast<uint64_t>(size_));
-  if (records_.empty()) return Mix64(hash ^ options_.seed);
-  const size_t step = std::max<size_t>(1, records_.size() / 1000);
-  for (size_t i = 0; i < records_.size(); i += step) {
-    hash = Mix64(hash ^ records_[i]);
+  uint64_t hash = Mix64(static_cast<uint64_t>(size()));
+  if (!file_) return Mix64(hash ^ options_.seed);
+  // Of a thousand images the label and a pixel.
+  constexpr int64_t kLooks = 1000;
+  const int64_t all = std::ssize(file_->bytes()) / (1 + pixels_);
+  const int64_t stride = std::max<int64_t>(1, all / kLooks);
+  for (int64_t i = 0; i < all; i += stride) {
+    const Image image = At(i);
+    hash = Mix64(hash ^ static_cast<uint64_t>(image.label_));
+    hash =
+        Mix64(hash ^ std::to_integer<uint64_t>(
+                         image.pixels_[hash % static_cast<uint64_t>(pixels_)]));
   }
   return hash;
 }
 
 LoadInput LoadTraining(const Images& images) {
-  return Load(images,
-              [&images](int64_t sample) { return images.Training(sample); });
+  return Load(images, [&images](int64_t sample) {
+    return images.order().Training(sample);
+  });
 }
 
 LoadInput LoadValidation(const Images& images) {
-  return Load(images,
-              [&images](int64_t sample) { return images.Validation(sample); });
+  return Load(images, [&images](int64_t sample) {
+    return images.order().Validation(sample);
+  });
 }
 
 }  // namespace tessera

@@ -8,20 +8,21 @@
 // its own, which its images show under as much noise, all a function of the
 // seed.
 //
-// The last images of a file may be held out for validation. An epoch goes
-// through the others once, in an order that is a function of (seed, epoch), as
-// that of rows of tokens is (runtime/data/batches.h); no split of the batch
-// changes what is read.
+// Which of them a run trains on, and in which order, runtime/data/epoch_order.h
+// says.
 //
 // Immutable; const functions may be called from several threads.
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
+#include "runtime/data/epoch_order.h"
 #include "runtime/executor.h"
+#include "runtime/mapped_file.h"
 
 namespace tessera {
 
@@ -39,37 +40,51 @@ struct ImageOptions {
 // open; an error where it lacks them.
 Result<ImageOptions> ImageOptionsOf(const Graph& graph);
 
+// One image. Valid as long as the Images that it is of.
+class Image {
+ public:
+  int32_t label() const { return label_; }
+  // Element `i`, between -1 and 1.
+  double Pixel(int64_t i) const;
+
+ private:
+  friend class Images;
+
+  const std::byte* pixels_ = nullptr;  // of a file; null: made up
+  int32_t label_ = 0;
+  uint64_t pattern_ = 0;  // keys of what is made up: of all of its label,
+  uint64_t noise_ = 0;    // and of this one
+};
+
 class Images {
  public:
   // Of the file at `path`; made up where that is empty. kInvalidInput for a
   // file that is no whole number of records, that has too few beside those held
-  // out, or a label that the model does not have.
+  // out, or a label that the model does not have among those looked at, some
+  // thousand images (CheckLabel looks at each one that is loaded).
   static Result<Images> Open(const std::string& path,
                              const ImageOptions& options);
 
   const ImageOptions& options() const { return options_; }
   // Of an epoch.
-  int64_t size() const { return size_; }
+  int64_t size() const { return order_.size; }
+  const EpochOrder& order() const { return order_; }
 
-  // The image that sample `sample` >= 0 of the run is, and the one of the
-  // validation. REQUIRES: sample < validation_batches * global_batch there.
-  int64_t Training(int64_t sample) const;
-  int64_t Validation(int64_t sample) const { return size_ + sample; }
-
-  int32_t Label(int64_t image) const;
-  // Element `i` of an image, between -1 and 1.
-  double Pixel(int64_t image, int64_t i) const;
+  Image At(int64_t image) const;
+  // kInvalidInput where the model does not have the label.
+  Result<void> CheckLabel(int64_t image) const;
 
   // Tells one file's images, or one seed's, from another's.
   uint64_t Fingerprint() const;
 
  private:
-  explicit Images(const ImageOptions& options);
+  Images(const std::string& path, const ImageOptions& options);
 
+  std::string path_;
   ImageOptions options_;
-  int64_t pixels_ = 0;                  // of an image
-  int64_t size_ = 0;                    // without those held out
-  std::vector<unsigned char> records_;  // empty: made up
+  int64_t pixels_ = 0;  // of an image
+  EpochOrder order_;
+  std::optional<MappedFile> file_;  // of records; none: made up
 };
 
 // Inputs by name: "labels" and "images", or "patches", row by row behind a

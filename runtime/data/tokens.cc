@@ -122,8 +122,8 @@ Result<void> TokenData::ReadFormat() {
     const int64_t promised = Load<int32_t>(bytes + 8);
     if (promised != size_) {
       return InvalidInput("holds " + std::to_string(size_) +
-                              " tokens: its header says " +
-                              std::to_string(promised),
+                              (size_ == 1 ? " token" : " tokens") +
+                              ": its header says " + std::to_string(promised),
                           path_);
     }
   }

@@ -158,19 +158,24 @@ std::vector<Variable> SharedGpuVariables(int rank) {
 // ---- Ranks ------------------------------------------------------------------
 
 Result<RankSeat> JoinJob(const Backend& backend,
-                         const RankEnvironment& environment, int threads) {
+                         const RankEnvironment& environment, int threads,
+                         const std::atomic<bool>* stop) {
   TESSERA_CHECK(!backend.threads) << backend.name;
   RankSeat seat;
   TESSERA_TRY(seat.store, Store::Open(StoreOptionsOf(environment)));
+  CommOptions options;
+  options.stop = stop;
+  options.stalled = [](const std::string& what) {
+    std::cerr << "tessera: " << what << std::endl;
+  };
+  // Our own launcher knows that all have started.
+  if (environment.launcher != "tessera") {
+    options.waiting = [](const std::string& who) {
+      std::cerr << "tessera: waiting for " << who << std::endl;
+    };
+  }
   if (!backend.gpu) {
     seat.device = std::make_unique<CpuDevice>(threads);
-    CommOptions options;
-    // Our own launcher knows that all have started.
-    if (environment.launcher != "tessera") {
-      options.waiting = [](const std::string& who) {
-        std::cerr << "tessera: waiting for " << who << std::endl;
-      };
-    }
     TESSERA_TRY(seat.world, MakeShmWorld(environment.rank, environment.size,
                                          *seat.store, options));
     return seat;
@@ -185,7 +190,7 @@ Result<RankSeat> JoinJob(const Backend& backend,
   }
   TESSERA_TRY(auto device, MakeCudaDevice(ordinal, threads));
   TESSERA_TRY(seat.world, MakeNcclWorld(environment.rank, environment.size,
-                                        *seat.store, *device));
+                                        *seat.store, *device, options));
   seat.device = std::move(device);
   return seat;
 #else

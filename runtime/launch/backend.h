@@ -2,6 +2,7 @@
 // What the ranks of a job compute on and how they talk to each other: the rows
 // of `tessera run --backend`, and how a process becomes one of the ranks.
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -85,9 +86,11 @@ struct RankSeat {
 };
 
 // This process's, as `environment` has it: the ranks call it together.
-// Its kernels on the host run on `threads`. REQUIRES: !backend.threads.
+// Its kernels on the host run on `threads`. `stop` outlives the seat
+// (CommOptions::stop). REQUIRES: !backend.threads.
 Result<RankSeat> JoinJob(const Backend& backend,
-                         const RankEnvironment& environment, int threads);
+                         const RankEnvironment& environment, int threads,
+                         const std::atomic<bool>* stop = nullptr);
 
 // The seats of all ranks of a job of one process, each for a thread of its own.
 // On GPUs they share the first. REQUIRES: backend.threads, or one rank.

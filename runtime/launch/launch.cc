@@ -17,6 +17,8 @@
 #include <random>
 
 #include "planner/base/check.h"
+#include "planner/base/fnv1a.h"
+#include "planner/base/whole_number.h"
 #include "runtime/comm/peer_errors.h"
 #include "runtime/comm/text.h"
 
@@ -37,23 +39,13 @@ std::string Get(const GetEnv& get_env, const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::optional<int> ParseInt(std::string_view text) {
-  int value = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    return std::nullopt;
-  }
-  return value;
-}
-
 // The number in the variable, or `fallback` where that is not set. Without
 // fallback the variable must be set.
 Result<int> Number(const GetEnv& get_env, const char* name,
                    std::optional<int> fallback = std::nullopt) {
   const std::string text = Get(get_env, name);
   if (text.empty() && fallback) return *fallback;
-  const std::optional<int> value = ParseInt(text);
+  const std::optional<int> value = ParseWhole<int>(text);
   if (!value || *value < 0) {
     return InvalidInput(Text("expected a number, got '", text, "'"),
                         Text("environment variable ", name));
@@ -70,11 +62,11 @@ std::optional<int> TasksOnNode(std::string_view counts, int node) {
     int nodes = 1;
     if (const size_t times = entry.find("(x");
         times != std::string_view::npos && entry.ends_with(')')) {
-      nodes = ParseInt(entry.substr(times + 2, entry.size() - times - 3))
+      nodes = ParseWhole<int>(entry.substr(times + 2, entry.size() - times - 3))
                   .value_or(0);
       entry = entry.substr(0, times);
     }
-    const std::optional<int> tasks = ParseInt(entry);
+    const std::optional<int> tasks = ParseWhole<int>(entry);
     if (!tasks || nodes < 1) return std::nullopt;
     if (node < nodes) return tasks;
     node -= nodes;
@@ -86,11 +78,7 @@ std::optional<int> TasksOnNode(std::string_view counts, int node) {
 // A port between 20000 and 29999, which is below the range that Linux gives to
 // outgoing connections (32768 and up); the same for all who know `id`.
 int PortOf(std::string_view id) {
-  uint32_t hash = 2166136261u;  // FNV-1a
-  for (const char c : id) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
-  }
-  return 20000 + static_cast<int>(hash % 10000);
+  return 20000 + static_cast<int>(Fnv1a().Add(id).value() % 10000);
 }
 
 // The variables of a launcher, which is known by `rank` and `mark`.
@@ -285,6 +273,7 @@ StoreOptions StoreOptionsOf(const RankEnvironment& environment) {
   options.port = environment.master_port;
   options.job_id = environment.job_id;
   options.rank = environment.rank;
+  options.size = environment.size;
   options.listen_fd = environment.listen_fd;
   return options;
 }
@@ -309,7 +298,8 @@ Result<std::vector<std::string>> AppendRanges(
     const std::string_view low = range.substr(0, dash);
     const std::string_view high =
         dash == std::string_view::npos ? low : range.substr(dash + 1);
-    const std::optional<int> first = ParseInt(low), last = ParseInt(high);
+    const std::optional<int> first = ParseWhole<int>(low),
+                             last = ParseWhole<int>(high);
     if (!first || !last || *first < 0 || *last < *first ||
         static_cast<size_t>(*last - *first) > kMaxHosts) {
       return InvalidInput(Text("bad range '", range, "'"));
@@ -527,6 +517,7 @@ class Job {
         }
         interrupt_ = signal;
         Forward(signal);
+        Forward(SIGCONT);  // a rank that is stopped could not end its step
       }
       if (signal == SIGTSTP) Pause();
       ReadReports();
@@ -736,7 +727,7 @@ namespace {
 
 std::optional<int> NumberIn(const char* variable) {
   const char* text = std::getenv(variable);
-  return ParseInt(text == nullptr ? "" : text);
+  return ParseWhole<int>(text == nullptr ? "" : text);
 }
 
 }  // namespace

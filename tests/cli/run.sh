@@ -73,8 +73,8 @@ json 'j["first_step"] == 3 and len(j["losses"]) == 3' "$work/second.json" \
 "$tessera" run --model "$examples/models/gpt2-tiny/config.json" \
   --global-batch 4 --seq-len 16 "${text[@]}" --nproc 1 --steps 1 \
   --load "$work/half.safetensors" >/dev/null 2>"$work/stderr"
-grep -q "half.safetensors: the run that wrote it had another batch" \
-  "$work/stderr" || fail "another batch: $(cat "$work/stderr")"
+grep -q "half.safetensors: the run that wrote it had global batch 8, and this\
+ one has 4$" "$work/stderr" || fail "another batch: $(cat "$work/stderr")"
 
 # Ranks started by others: torchrun's variables.
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000)) WORLD_SIZE=2
@@ -105,7 +105,25 @@ wait $other && fail "rank 1 trained by a plan of its own"
 [[ $code == 2 ]] || fail "exit code $code for ranks with different plans"
 grep -q "rank 1 was started with another model or plan than rank 0" \
   "$work/stderr" || fail "another plan: $(cat "$work/stderr")"
+# They count the ranks alike: all learn at once of one that does not.
+for rank in 0 1 2; do
+  WORLD_SIZE=$((rank == 2 ? 6 : 3)) RANK=$rank LOCAL_RANK=$rank timeout 60 \
+    "$tessera" run --model "$examples/models/gpt2-tiny/config.json" \
+    --set model.hidden=48 --set model.heads=6 --global-batch 6 --seq-len 16 \
+    "${text[@]}" --steps 3 >"$work/stdout" 2>"$work/counts$rank" &
+  pids[rank]=$!
+done
+for rank in 0 1 2; do
+  code=0
+  wait "${pids[rank]}" || code=$?
+  [[ $code == 2 ]] ||
+    fail "exit code $code of rank $rank: $(cat "$work/counts$rank")"
+  grep -qE "ranks disagree: rank 2 has WORLD_SIZE 6, rank 0 has 3$" \
+    "$work/counts$rank" || fail "other numbers: $(cat "$work/counts$rank")"
+done
 unset MASTER_ADDR MASTER_PORT WORLD_SIZE
+RANK=0 WORLD_SIZE=1 fails 2 "--nproc: is 2, but torchrun started 1 rank$" \
+  run "${training[@]}" --nproc 2
 [[ ! -s $work/rank1 ]] || fail "rank 1 printed"
 json 'len(j["losses"]) == 3' "$work/rank0" >/dev/null
 

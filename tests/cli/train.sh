@@ -33,6 +33,14 @@ assert [round(line["learning_rate"] * 1e6) for line in whole[:3]] == [
     150, 300, 300], whole
 END
 
+# A link to where checkpoints are to lie stays one.
+mkdir "$work/disk"
+ln -s disk/checkpoint "$work/link"
+"$tessera" run "${training[@]}" --steps 1 --save "$work/link" \
+  >/dev/null 2>"$work/stderr"
+[[ -L $work/link && $(ls "$work/disk") == checkpoint ]] ||
+  fail "$(ls -l "$work/disk" "$work/link")"
+
 # Weights as the family publishes them, from two ranks into one; a folder has
 # those of one model, and what cannot be written is said before the first step.
 "$tessera" run "${training[@]}" --steps 2 --export "$work/weights" \
@@ -40,6 +48,33 @@ END
 "$tessera" run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 --seed 5 --json \
   --load "$work/weights" >"$work/loaded.json" 2>"$work/stderr"
 json 'j["first_step"] == 0' "$work/loaded.json" >/dev/null
+# With the model's config.json, so that the folder is a model.
+cmp "$work/weights/config.json" "$examples/models/gpt2-tiny/config.json"
+"$tessera" run --model "$work/weights" --load "$work/weights" "${tiny[@]:2}" \
+  "${text[@]}" --nproc 1 --steps 1 --seed 5 --json \
+  >"$work/of_folder.json" 2>"$work/stderr"
+json 'j["losses"] == json.load(open("'"$work/loaded.json"'"))["losses"]' \
+  "$work/of_folder.json" >/dev/null
+# What --set made of it, too, and of a model of the zoo.
+"$tessera" run --model zoo:gpt2-tiny "${tiny[@]:2}" "${text[@]}" --nproc 1 \
+  --steps 1 --set model.layers=1 --set model.attn_pdrop=null \
+  --set model.vocab_multiple=100 --export "$work/shallow" \
+  >/dev/null 2>"$work/stderr"
+python3 - "$work/shallow/config.json" "$examples/models/gpt2-tiny/config.json" \
+  <<'END' || fail "the config.json of a model that --set changed"
+import json, sys
+exported, config = (json.load(open(path)) for path in sys.argv[1:])
+config["n_layer"] = 1
+del config["attn_pdrop"]
+assert exported == config, (exported, config)
+assert type(exported["n_layer"]) is int
+END
+"$tessera" run --model "$work/shallow" --load "$work/shallow" "${tiny[@]:2}" \
+  "${text[@]}" --nproc 1 --steps 1 >/dev/null 2>"$work/stderr"
+mkdir "$work/taken"
+echo '{}' >"$work/taken/config.json"
+fails 2 "has another model's config.json" run "${training[@]}" --steps 2 \
+  --export "$work/taken"
 # A padded vocabulary is not in what is published: 256 tokens in 300 rows.
 padded=(--set model.vocab_multiple=100 --load "$work/weights")
 for strategy in dp=2 tp=2; do
@@ -64,6 +99,54 @@ fails 2 "expected a folder" run "${training[@]}" --steps 2 \
 rm "$work"/weights/model-00002-*
 fails 2 "model-00002-of" run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 \
   --load "$work/weights"
+
+# AdamW's means decay as they are told to, which the second step shows: the first
+# is of the gradient's sign.
+losses() {
+  "$tessera" run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 3 --lr 1e-2 --json \
+    "$@" >"$work/losses.json" 2>"$work/stderr"
+  json 'str(j["losses"])' "$work/losses.json"
+}
+plain=$(losses)
+[[ $(losses --betas 0.9,0.95 --epsilon 1e-8) == "$plain" ]] ||
+  fail "the defaults of --betas and --epsilon"
+for flags in "--betas 0.9,0.999" "--betas 0.5,0.95" "--epsilon 1e-2"; do
+  # shellcheck disable=SC2086 # two words
+  [[ $(losses $flags) != "$plain" ]] || fail "$flags changes nothing"
+done
+
+# Tokens of 32 bits, in a file of which 16 are expected, and a learning rate that
+# this run does not bring to where it was to be.
+warns() {
+  local pattern=$1
+  shift
+  "$tessera" run "${tiny[@]}" --nproc 1 --steps 4 --seed 5 "$@" >/dev/null \
+    2>"$work/stderr"
+  grep -qE -- "^tessera: warning: .*$pattern" "$work/stderr" ||
+    fail "'$pattern' is not in: $(cat "$work/stderr")"
+}
+silent() {
+  "$tessera" run "${tiny[@]}" --nproc 1 --steps 4 --seed 5 "$@" >/dev/null \
+    2>"$work/stderr"
+  [[ ! -s $work/stderr ]] || fail "$*: $(cat "$work/stderr")"
+}
+python3 - "$work" <<'END'
+import array, sys
+tokens = [i * i % 251 for i in range(2000)]
+for kind in "HI":
+    open(f"{sys.argv[1]}/{kind}.bin", "wb").write(
+        array.array(kind, tokens).tobytes())
+END
+warns "I.bin: looks like 32-bit tokens.*write them as uint16, or" \
+  --data "$work/I.bin"
+silent --data "$work/H.bin"
+warns "ends behind step 4, within the warm-up of 50 steps .*reaches 2.4e-05" \
+  "${text[@]}" --warmup 50
+warns "the learning rate is 0 from step 3 on \(--decay-steps\), and this run" \
+  "${text[@]}" --decay linear --decay-steps 2
+silent "${text[@]}" --warmup 4
+silent "${text[@]}" --decay linear --decay-steps 2 --min-lr 1e-4
+silent "${text[@]}" --decay linear --decay-steps 4
 
 # A log that cannot be written ends the run at its first line.
 fails 1 "rank 0: /dev/full: cannot write" run "${tiny[@]}" "${text[@]}" \

@@ -458,6 +458,7 @@ std::string RunCase(const std::string& name, int rank, int n, int port,
   StoreOptions store_options;
   store_options.port = port;
   store_options.rank = rank;
+  store_options.size = n;
   store_options.listen_fd = rank == 0 ? listen_fd : -1;
   auto store = Store::Open(store_options);
   if (!store) return store.error().ToString();

@@ -366,9 +366,10 @@ Result<std::vector<double>> TrainShmRank(int rank,
   StoreOptions store_options;
   store_options.port = socket.port;
   store_options.rank = rank;
+  const int ranks = static_cast<int>(tasks.group(tasks.world).devices.size());
+  store_options.size = ranks;
   store_options.listen_fd = rank == 0 ? socket.fd : -1;
   TESSERA_TRY(auto store, Store::Open(store_options));
-  const int ranks = static_cast<int>(tasks.group(tasks.world).devices.size());
   TESSERA_TRY(const auto world,
               MakeShmWorld(rank, ranks, *store, {Duration::FromSeconds(60)}));
   store.reset();

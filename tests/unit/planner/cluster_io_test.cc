@@ -354,34 +354,5 @@ TEST(ClusterIo, MissingFilesAndUnknownEndings) {
   EXPECT_THAT(ending.error().message, HasSubstr(".txtpb .json .pb"));
 }
 
-TEST(File, FailedWritesLeaveNothingBehind) {
-  const std::string directory = TempPath("directory");
-  std::filesystem::remove_all(directory);
-  EXPECT_EQ(WriteFileAtomically(directory + "/file", "x").error().code,
-            ErrorCode::kNotFound);
-  std::filesystem::create_directory(directory);
-  EXPECT_FALSE(WriteFileAtomically(directory, "x"));
-  ASSERT_TRUE(WriteFileAtomically(directory + "/file", "first"));
-  ASSERT_TRUE(WriteFileAtomically(directory + "/file", "second"));
-  EXPECT_EQ(*ReadFile(directory + "/file"), "second");
-  // Through a symbolic link the file changes, not the link.
-  std::filesystem::create_symlink("file", directory + "/link");
-  ASSERT_TRUE(WriteFileAtomically(directory + "/link", "third"));
-  EXPECT_EQ(*ReadFile(directory + "/file"), "third");
-  EXPECT_TRUE(std::filesystem::is_symlink(directory + "/link"));
-  int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    files += entry.path().filename() != "link";
-  }
-  EXPECT_EQ(files, 1);
-  // /dev/full takes no byte and is no regular file.
-  if (std::filesystem::exists("/dev/full")) {
-    const Result<void> full = WriteFileAtomically("/dev/full", "x");
-    ASSERT_FALSE(full);
-    EXPECT_EQ(full.error().code, ErrorCode::kUnavailable);
-  }
-  EXPECT_FALSE(ReadFile(directory));
-}
-
 }  // namespace
 }  // namespace tessera

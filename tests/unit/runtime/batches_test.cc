@@ -25,21 +25,6 @@ TokenData TokensOf(const std::vector<uint16_t>& ids) {
   return std::move(data).value();
 }
 
-TEST(BatchesTest, PermutedIsAPermutationForEachKey) {
-  for (const int64_t n : {1, 2, 3, 7, 64, 100}) {
-    std::set<int64_t> seen;
-    for (int64_t i = 0; i < n; ++i) seen.insert(Permuted(5, i, n));
-    EXPECT_EQ(std::ssize(seen), n);
-    EXPECT_EQ(*seen.begin(), 0);
-    EXPECT_EQ(*seen.rbegin(), n - 1);
-  }
-  int same = 0;
-  for (int64_t i = 0; i < 1000; ++i) {
-    same += Permuted(1, i, 1000) == Permuted(2, i, 1000) ? 1 : 0;
-  }
-  EXPECT_LT(same, 10);  // one is expected by chance
-}
-
 // 26 tokens are 5 rows of 5, each with its label; one batch of 2 is held out.
 TEST(BatchesTest, AnEpochHasEveryRowOnceButThoseHeldOut) {
   std::vector<uint16_t> ids;
@@ -73,6 +58,12 @@ TEST(BatchesTest, AnEpochHasEveryRowOnceButThoseHeldOut) {
   EXPECT_THAT(no_row.error().ToString(),
               ::testing::HasSubstr("holds 26 tokens: a sequence length of 26 "
                                    "needs at least 27"));
+  const auto one_token =
+      Batches::Make(TokensOf({7}), {.seq_len = 5, .global_batch = 1});
+  ASSERT_FALSE(one_token.has_value());
+  EXPECT_THAT(one_token.error().ToString(),
+              ::testing::HasSubstr("holds 1 token: a sequence length of 5 "
+                                   "needs at least 6"));
 }
 
 // Rows of 3 tokens of source and 4 of target; 0 ends a document.

@@ -84,22 +84,21 @@ TEST(Safetensors, UnfinishedFilesVanish) {
   std::filesystem::remove(path);
 }
 
-// No process has the largest number; 1 is one that runs.
-TEST(Safetensors, WhatKilledWritersLeftVanishes) {
+// As files that are replaced are, and not the link.
+TEST(Safetensors, IsWrittenThroughALink) {
   const std::string path = TempPath("file");
-  const std::string dead = path + ".tmp.2147483647";
-  WriteBytes(dead, "half");
-  WriteBytes(path + ".tmp.1", "another's");
-  WriteBytes(path + ".tmp.x", "something else");
-  {
-    auto writer =
-        *SafetensorsWriter::Create(path, {{"a", DType::kFloat32, {1}}}, {});
-  }
-  EXPECT_FALSE(std::filesystem::exists(dead));
-  EXPECT_TRUE(std::filesystem::exists(path + ".tmp.1"));
-  EXPECT_TRUE(std::filesystem::exists(path + ".tmp.x"));
-  std::filesystem::remove(path + ".tmp.1");
-  std::filesystem::remove(path + ".tmp.x");
+  const std::string link = TempPath("link");
+  WriteBytes(path, "before");
+  std::filesystem::create_symlink(path, link);
+  const float value = 1;
+  auto writer =
+      *SafetensorsWriter::Create(link, {{"a", DType::kFloat32, {1}}}, {});
+  ASSERT_TRUE(writer.Write(std::as_bytes(std::span(&value, 1))).has_value());
+  ASSERT_TRUE(writer.Commit().has_value());
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_TRUE(SafetensorsFile::Open(path)->Has("a"));
+  std::filesystem::remove(link);
+  std::filesystem::remove(path);
 }
 
 TEST(Safetensors, BrokenFilesAreErrors) {
@@ -573,8 +572,12 @@ TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
       {"number of steps (--steps)", [](TrainingJob& job) { job.steps = 2; }},
       {"optimizer (--optimizer)",
        [](TrainingJob& job) { job.options.optimizer = "sgd"; }},
-      {"clipping or weight decay (--clip, --weight-decay)",
+      {"clipping, weight decay, betas or epsilon (--clip, --weight-decay, "
+       "--betas, --epsilon)",
        [](TrainingJob& job) { job.options.clip = 2; }},
+      {"clipping, weight decay, betas or epsilon (--clip, --weight-decay, "
+       "--betas, --epsilon)",
+       [](TrainingJob& job) { job.options.beta2 = 0.999; }},
       {"rounding (--stochastic-rounding)",
        [](TrainingJob& job) { job.options.stochastic_rounding = true; }},
       {"model or plan", [&](TrainingJob& job) { job.graph = &other_epsilon; }},

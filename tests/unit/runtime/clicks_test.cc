@@ -49,20 +49,18 @@ Result<Clicks> Open(const std::vector<int32_t>& records,
 TEST(Clicks, AreRecordsOfALabelCountsAndIds) {
   const Clicks clicks = Open(Records(6), Options()).value();
   EXPECT_EQ(clicks.size(), 6);
-  EXPECT_EQ(clicks.Label(5), 1);
-  EXPECT_DOUBLE_EQ(clicks.Number(5, 0), std::log(6));
-  EXPECT_DOUBLE_EQ(clicks.Number(5, 1), 0);  // counts are not negative
-  EXPECT_EQ(clicks.Id(5, 0, 0), 5);
-  EXPECT_EQ(clicks.Id(5, 1, 0), 3);
+  const Click click = clicks.At(5);
+  EXPECT_EQ(click.label(), 1);
+  EXPECT_DOUBLE_EQ(click.Number(0), std::log(6));
+  EXPECT_DOUBLE_EQ(click.Number(1), 0);  // counts are not negative
+  EXPECT_EQ(click.Id(0, 0), 5);
+  EXPECT_EQ(click.Id(1, 0), 3);
 }
 
-TEST(Clicks, AnEpochHasEveryRecordOnce) {
+TEST(Clicks, TheLastAreHeldOut) {
   const Clicks clicks = Open(Records(7), Options(1)).value();
-  EXPECT_EQ(clicks.size(), 5);  // two are held out
-  std::set<int64_t> seen;
-  for (int64_t i = 0; i < 5; ++i) seen.insert(clicks.Training(i));
-  EXPECT_EQ(seen, (std::set<int64_t>{0, 1, 2, 3, 4}));
-  EXPECT_EQ(clicks.Validation(1), 6);
+  EXPECT_EQ(clicks.size(), 5);
+  EXPECT_EQ(clicks.order().Validation(1), 6);
 }
 
 // Of samples 1 and 2 the second number, the ids and the targets.
@@ -78,10 +76,10 @@ TEST(Clicks, BlocksAreCutFromTheWhole) {
   Tensor tensor;
   tensor.name = "dense";
   ASSERT_TRUE(LoadTraining(clicks)(tensor, block, 0).has_value());
-  const int64_t first = clicks.Training(1);
-  const int64_t second = clicks.Training(2);
-  EXPECT_THAT(numbers,
-              ElementsAre(clicks.Number(first, 1), clicks.Number(second, 1)));
+  const int64_t first = clicks.order().Training(1);
+  const int64_t second = clicks.order().Training(2);
+  EXPECT_THAT(numbers, ElementsAre(clicks.At(first).Number(1),
+                                   clicks.At(second).Number(1)));
   block.offset = {1, 0};
   tensor.name = "targets";
   ASSERT_TRUE(LoadTraining(clicks)(tensor, block, 0).has_value());
@@ -103,9 +101,10 @@ TEST(Clicks, MadeUpOnesAreInTheirTables) {
   const Clicks clicks = Clicks::Open("", Options()).value();
   int clicked = 0;
   for (int64_t i = 0; i < 1000; ++i) {
-    clicked += clicks.Label(i);
+    const Click click = clicks.At(i);
+    clicked += click.label();
     for (int64_t table : {0, 1}) {
-      const int32_t id = clicks.Id(i, table, 0);
+      const int32_t id = click.Id(table, 0);
       EXPECT_GE(id, 0);
       EXPECT_LT(id, Options().rows[static_cast<size_t>(table)]);
     }
@@ -135,6 +134,48 @@ TEST(Clicks, BadFiles) {
   bags.bag = 3;
   EXPECT_THAT(Open(Records(2), bags).error().ToString(),
               HasSubstr("has one id for each table: expected bags of 3"));
+}
+
+// Of 10,000 records every second one is looked at at first.
+TEST(Clicks, BadRecordsAreErrorsWhenTheyAreLoaded) {
+  std::vector<int32_t> records = Records(10000);
+  for (size_t i = 0; i < records.size(); i += 5) records[i + 3] = 1;
+  records[5 * 4001] = -1;
+  records[5 * 4001 + 4] = 4;
+  std::vector<double> numbers(2 * 10000);
+  LocalTensor block;
+  block.data = numbers.data();
+  block.dtype = DType::kFloat64;
+  block.offset = {0, 0};
+  const auto load = [&](const std::string& name, int64_t width) {
+    block.shape = block.global_shape = {10000, width};
+    Tensor tensor;
+    tensor.name = name;
+    const Clicks clicks = Open(records, Options()).value();
+    const auto loaded = LoadTraining(clicks)(tensor, block, 0);
+    return loaded ? "" : loaded.error().ToString();
+  };
+  EXPECT_THAT(load("targets", 1),
+              HasSubstr("clicks: record 4001 has the label -1"));
+  EXPECT_THAT(load("categories.1", 1),
+              HasSubstr("record 4001 has the id 4 for table 1 of 4 rows"));
+  EXPECT_EQ(load("categories.0", 1), "");
+  EXPECT_EQ(load("dense", 2), "");
+}
+
+// Of a number of records that a thousand divides too.
+TEST(Clicks, FingerprintsAreOfWholeRecords) {
+  for (const int count : {7, 2000}) {
+    std::vector<int32_t> records = Records(count);
+    for (size_t i = 0; i < records.size(); i += 5) records[i + 3] = 1;
+    const uint64_t whole = Open(records, Options())->Fingerprint();
+    EXPECT_EQ(Open(records, Options())->Fingerprint(), whole);
+    for (size_t place = 0; place < 5; ++place) {
+      std::vector<int32_t> other = records;
+      other[place] ^= 1;
+      EXPECT_NE(Open(other, Options())->Fingerprint(), whole) << place;
+    }
+  }
 }
 
 TEST(Clicks, OptionsAreThoseOfTheModel) {

@@ -35,6 +35,7 @@ namespace tessera {
 namespace {
 
 using std::chrono::steady_clock;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -176,6 +177,7 @@ std::string RunShmRank(int rank, int n, const ListeningSocket& socket,
   StoreOptions store_options;
   store_options.port = socket.port;
   store_options.rank = rank;
+  store_options.size = n;
   store_options.listen_fd = rank == 0 ? socket.fd : -1;
   auto store = Store::Open(store_options);
   if (!store) return store.error().ToString();
@@ -901,6 +903,59 @@ TEST(ShmWorldTest, AKilledRankIsNamedWithItsTask) {
   EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(5));
 }
 
+// Of ranks that wait for each other the one is named that does not wait, by one
+// rank.
+TEST(ShmWorldTest, ARankThatStallsIsNamedOnce) {
+  std::string told;  // of each process
+  CommOptions options;
+  options.patience = Duration::FromSeconds(0.5);
+  options.stalled = [&](const std::string& what) { told += what; };
+  const auto results = RunRanks(
+      Kind::kShm, 3,
+      [&](CommWorld& world) {
+        Communicator& all = All(world);
+        const int rank = world.world_rank();
+        world.SetCurrentTask(Text("task", rank));
+        float x = 0;
+        if (rank == 2) usleep(1'200'000);
+        RANK_EXPECT(rank == 2 || all.Recv(&x, 4, rank + 1, 0));
+        RANK_EXPECT(rank == 0 || all.Send(&x, 4, rank - 1, 0));
+        RANK_EXPECT(all.Barrier());
+        return told;
+      },
+      options);
+  EXPECT_THAT(results,
+              ElementsAre("",
+                          "rank 1 has waited 0.5 s for rank 2 (in task "
+                          "'task2'); it gives up after 600 s",
+                          ""));
+}
+
+// An interrupt ends a wait only as long as there is no step to be ended first.
+TEST(ShmWorldTest, AnInterruptEndsAWaitBeforeTheFirstTask) {
+  const std::atomic<bool> stop = true;
+  CommOptions options;
+  options.stop = &stop;
+  for (const std::string task : {"", "forward"}) {
+    const auto results = RunRanks(
+        Kind::kShm, 2,
+        [&](CommWorld& world) {
+          world.SetCurrentTask(task);
+          if (world.world_rank() == 1) usleep(1'500'000);
+          const auto result = All(world).Barrier();
+          if (result) return std::string("done");
+          RANK_EXPECT(result.error().code == ErrorCode::kInterrupted);
+          return result.error().message;
+        },
+        options);
+    const std::string expected = task.empty()
+                                     ? "interrupted as rank 0 waited for rank "
+                                       "1 (before its first task)"
+                                     : "done";
+    EXPECT_THAT(results, ElementsAre(expected, expected)) << task;
+  }
+}
+
 TEST(ShmWorldTest, KilledAtRandomMoments) {
   for (int trial = 0; trial < 8; ++trial) {
     const auto results = RunRanks(Kind::kShm, 3, [&](CommWorld& world) {
@@ -939,6 +994,7 @@ StoreOptions LocalStore(const ListeningSocket& socket, int rank) {
   StoreOptions options;
   options.port = socket.port;
   options.rank = rank;
+  options.size = 2;
   options.listen_fd = rank == 0 ? socket.fd : -1;
   options.job_id = "job";
   options.connect_timeout = Duration::FromSeconds(5);
@@ -952,13 +1008,14 @@ TEST(StoreTest, SetGetAddBarrier) {
   std::thread other([&] {
     auto client = Store::Open(LocalStore(socket, 1));
     ASSERT_TRUE(client) << client.error().ToString();
-    EXPECT_EQ((*client)->Get("late", Duration::FromSeconds(10)).value(), "v");
+    EXPECT_EQ((*client)->Get("late", Duration::FromSeconds(10), "it").value(),
+              "v");
     EXPECT_EQ((*client)->Add("counter", 5).value(), 5);
     EXPECT_TRUE((*client)->Barrier("b", 2, Duration::FromSeconds(10)));
   });
   const std::string large(1 << 20, 'y');
   EXPECT_TRUE((*store)->Set("large", large));
-  EXPECT_EQ((*store)->Get("large", Duration{}).value(), large);
+  EXPECT_EQ((*store)->Get("large", Duration{}, "it").value(), large);
   EXPECT_TRUE((*store)->Set("late", "v"));
   EXPECT_TRUE((*store)->Barrier("b", 2, Duration::FromSeconds(10)));
   EXPECT_EQ((*store)->Add("counter", -7).value(), -2);
@@ -995,13 +1052,17 @@ TEST(StoreTest, GetTimesOutAndTheStoreLivesOn) {
   const ListeningSocket socket = ListenOnLoopback().value();
   auto store = Store::Open(LocalStore(socket, 0));
   ASSERT_TRUE(store);
-  const auto missing = (*store)->Get("missing", Duration::FromSeconds(0.15));
+  const auto missing =
+      (*store)->Get("missing", Duration::FromSeconds(0.15), "rank 7");
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kUnavailable);
   EXPECT_THAT(missing.error().message,
-              HasSubstr("waited 0.15 s in vain for 'missing'"));
+              HasSubstr("waited 0.15 s in vain for rank 7 (the job's"));
+  const auto alone = (*store)->Barrier("b", 2, Duration::FromSeconds(0.05));
+  ASSERT_FALSE(alone);
+  EXPECT_THAT(alone.error().message, HasSubstr("in vain for all 2 ranks (the"));
   EXPECT_TRUE((*store)->Set("missing", "here"));
-  EXPECT_EQ((*store)->Get("missing", Duration{}).value(), "here");
+  EXPECT_EQ((*store)->Get("missing", Duration{}, "it").value(), "here");
 }
 
 TEST(StoreTest, ALostStoreTellsOfRankZero) {
@@ -1016,7 +1077,7 @@ TEST(StoreTest, ALostStoreTellsOfRankZero) {
   kill(server, SIGKILL);
   waitpid(server, nullptr, 0);
   ASSERT_TRUE(store) << store.error().ToString();
-  const auto lost = (*store)->Get("key", Duration::FromSeconds(10));
+  const auto lost = (*store)->Get("key", Duration::FromSeconds(10), "it");
   ASSERT_FALSE(lost);
   EXPECT_EQ(Told(lost.error()), Text("rank 0's store at 127.0.0.1:",
                                      socket.port, ": connection lost (of 0)"));
@@ -1032,6 +1093,66 @@ TEST(StoreTest, AnotherJobIsRefused) {
   ASSERT_FALSE(other);
   EXPECT_THAT(other.error().message, HasSubstr("serves another job"));
   EXPECT_TRUE((*store)->Set("k", "v"));
+}
+
+// The store of a job that was started by hand, without an identity.
+TEST(StoreTest, ARankComesOnce) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  auto store = Store::Open(LocalStore(socket, 0));
+  ASSERT_TRUE(store);
+  const auto first = Store::Open(LocalStore(socket, 1));
+  ASSERT_TRUE(first);
+  const auto second = Store::Open(LocalStore(socket, 1));
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, ErrorCode::kUnavailable);
+  EXPECT_THAT(second.error().message,
+              HasSubstr("has met a rank 1 already and may be another job's; "
+                        "choose another MASTER_PORT"));
+  EXPECT_TRUE((*first)->Set("k", "v"));
+}
+
+// All ranks learn of it, those too that wait or come later.
+TEST(StoreTest, RanksThatCountOtherwiseEndTheJob) {
+  const std::string expected =
+      "ranks disagree: rank 2 has WORLD_SIZE 6, rank 0 has 3";
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const auto options = [&](int rank, int size) {
+    StoreOptions result = LocalStore(socket, rank);
+    result.size = size;
+    return result;
+  };
+  auto store = Store::Open(options(0, 3));
+  ASSERT_TRUE(store);
+  const auto expect_told = [&](const auto& result) {
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kInvalidInput);
+    EXPECT_EQ(result.error().message, expected);
+  };
+  std::thread misfit([&] {
+    usleep(50'000);  // rank 0 asks before
+    expect_told(Store::Open(options(2, 6)));
+  });
+  expect_told((*store)->Get("key", Duration::FromSeconds(10), "it"));
+  misfit.join();
+  expect_told((*store)->Set("key", "value"));
+  expect_told(Store::Open(options(1, 3)));
+}
+
+// Behind the start of a job who counts otherwise is not of it.
+TEST(StoreTest, AStrangerEndsNoJobWhoseRanksHaveCome) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  auto store = Store::Open(LocalStore(socket, 0));
+  ASSERT_TRUE(store);
+  const auto other = Store::Open(LocalStore(socket, 1));
+  ASSERT_TRUE(other);
+  StoreOptions options = LocalStore(socket, 2);
+  options.size = 3;
+  const auto stranger = Store::Open(options);
+  ASSERT_FALSE(stranger);
+  EXPECT_EQ(stranger.error().message,
+            "ranks disagree: rank 2 has WORLD_SIZE 3, rank 0 has 2");
+  EXPECT_TRUE((*store)->Set("k", "v"));
+  EXPECT_EQ((*other)->Get("k", Duration{}, "it").value(), "v");
 }
 
 TEST(StoreTest, PortInUseAndNobodyThere) {
@@ -1059,6 +1180,7 @@ TEST(StoreTest, UnknownHostIsAnError) {
   options.host = "no-such-host.invalid";
   options.port = 1;
   options.rank = 1;
+  options.size = 2;
   const auto store = Store::Open(options);
   ASSERT_FALSE(store);
   EXPECT_THAT(store.error().message, HasSubstr("no-such-host.invalid"));
@@ -1083,6 +1205,20 @@ TEST(StoreTest, WrongProtocolIsAnError) {
   EXPECT_THAT(store.error().message, HasSubstr("not a store of Tessera"));
 }
 
+// It takes the connection and waits for more.
+TEST(StoreTest, AListenerThatSaysNothingIsAnError) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  StoreOptions options = LocalStore(socket, 1);
+  options.connect_timeout = Duration::FromSeconds(0.2);
+  const auto store = Store::Open(options);
+  close(socket.fd);
+  ASSERT_FALSE(store);
+  EXPECT_EQ(store.error().message,
+            Text("what listens at 127.0.0.1:", socket.port,
+                 " says nothing, unlike a store of Tessera; choose another "
+                 "MASTER_PORT"));
+}
+
 TEST(StoreTest, GarbageHarmsNobody) {
   const ListeningSocket socket = ListenOnLoopback().value();
   auto store = Store::Open(LocalStore(socket, 0));
@@ -1097,8 +1233,10 @@ TEST(StoreTest, GarbageHarmsNobody) {
     ASSERT_EQ(
         connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
     std::string bytes;
-    if (trial % 2 == 1) {  // a good greeting first: magic, version, job id
-      bytes.assign("TESSERA\0\1\0\0\0\3\0\0\0job", 19);
+    if (trial % 2 == 1) {
+      // A good greeting first: magic, version, rank 1 of 2 and the job's id;
+      // the first one is that rank.
+      bytes.assign("TESSERA\0\2\0\0\0\3\0\0\0\1\0\0\0\2\0\0\0job", 27);
     }
     const uint32_t length = rng.Below(300);
     for (uint32_t i = 0; i < length; ++i) {
@@ -1110,7 +1248,7 @@ TEST(StoreTest, GarbageHarmsNobody) {
     close(fd);
   }
   EXPECT_TRUE((*store)->Set("k", "v"));
-  EXPECT_EQ((*store)->Get("k", Duration{}).value(), "v");
+  EXPECT_EQ((*store)->Get("k", Duration{}, "it").value(), "v");
 }
 
 // The sanitizers' own maps exceed any limit.

@@ -11,6 +11,7 @@
 #include "planner/base/rng.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/device/cpu_device.h"
+#include "runtime/float16.h"
 #include "runtime/kernels/fill.h"
 #include "runtime/train_state.h"
 #include "runtime/trainer.h"
@@ -336,43 +337,54 @@ TEST(Transfer, BetweenUnlikeGroups) {
   }
 }
 
-// A weight of several pieces, on every tier.
+// A weight of several pieces on every tier: 20.2 MB, or 5 MB that are drawn as
+// 10.1.
 TEST(InitialiseState, DrawsWholeWeightsPieceByPiece) {
-  const Shape shape = {700, 301};
+  const Shape shape = {2800, 901};
+  const int64_t elements = 2800 * 901;
   Graph graph = OneTensor(shape);
   graph.tensors[0].init = {.stddev = 0.02};
-  std::vector<double> expected(700 * 301);
-  LocalTensor whole;
-  whole.data = expected.data();
-  whole.dtype = DType::kFloat64;
-  whole.shape = shape;
-  whole.offset = {0, 0};
-  whole.global_shape = shape;
-  FillWeight(whole, graph.tensors[0].init, "t", 3);
-  for (const MemoryTier tier :
-       {MemoryTier::kDevice, MemoryTier::kHost, MemoryTier::kFile}) {
-    TaskGraph tasks;
-    tasks.groups = {MakeGroup(0, {1})};
-    const ValueId id = AddValue(tasks, GroupId(0), shape, {});
-    tasks.values[0].what = "parameter";
-    tasks.values[0].tier = tier;
-    auto worlds = MakeThreadWorlds(1);
-    CpuDevice device(2);
-    const auto executor =
-        *RankExecutor::Create(tasks, graph, {}, 0, *worlds[0], device, NoData(),
-                              {.directory = ::testing::TempDir()});
-    Bytes done;
-    StartUp start;
-    start.progress = [&](Bytes set, Bytes total) {
-      EXPECT_GT(set, done);
-      EXPECT_EQ(total.value, 700 * 301 * 8);
-      done = set;
-    };
-    ASSERT_TRUE(InitialiseState(graph, 3, *executor, start).has_value());
-    EXPECT_EQ(done.value, 700 * 301 * 8);
-    std::vector<double> found(expected.size());
-    ASSERT_TRUE(executor->ReadValue(id, found.data()).has_value());
-    EXPECT_EQ(found, expected);
+  for (const DType dtype : {DType::kFloat64, DType::kBFloat16}) {
+    const DType drawn_as = Is16Bit(dtype) ? DType::kFloat32 : dtype;
+    std::vector<std::byte> drawn(elements * SizeOf(drawn_as));
+    LocalTensor whole;
+    whole.data = drawn.data();
+    whole.dtype = drawn_as;
+    whole.shape = shape;
+    whole.offset = {0, 0};
+    whole.global_shape = shape;
+    FillWeight(whole, graph.tensors[0].init, "t", 3);
+    std::vector<std::byte> expected = drawn;
+    if (Is16Bit(dtype)) {
+      expected.resize(elements * SizeOf(dtype));
+      Narrow(whole.as<const float>(), elements, dtype, expected.data());
+    }
+    for (const MemoryTier tier :
+         {MemoryTier::kDevice, MemoryTier::kHost, MemoryTier::kFile}) {
+      TaskGraph tasks;
+      tasks.groups = {MakeGroup(0, {1})};
+      const ValueId id = AddValue(tasks, GroupId(0), shape, {});
+      tasks.values[0].what = "parameter";
+      tasks.values[0].dtype = dtype;
+      tasks.values[0].tier = tier;
+      auto worlds = MakeThreadWorlds(1);
+      CpuDevice device(2);
+      const auto executor =
+          *RankExecutor::Create(tasks, graph, {}, 0, *worlds[0], device,
+                                NoData(), {.directory = ::testing::TempDir()});
+      Bytes done;
+      StartUp start;
+      start.progress = [&](Bytes set, Bytes total) {
+        EXPECT_GT(set, done);
+        EXPECT_EQ(total.value, elements * SizeOf(dtype));
+        done = set;
+      };
+      ASSERT_TRUE(InitialiseState(graph, 3, *executor, start).has_value());
+      EXPECT_EQ(done.value, elements * SizeOf(dtype));
+      std::vector<std::byte> found(expected.size());
+      ASSERT_TRUE(executor->ReadValue(id, found.data()).has_value());
+      EXPECT_TRUE(found == expected) << NameOf(dtype);
+    }
   }
 }
 

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
-#include <set>
 
 #include "tests/support/temp_path.h"
 
@@ -46,25 +45,15 @@ Result<Images> Open(const std::string& text, const ImageOptions& options) {
 TEST(Images, AreRecordsOfALabelAndPixels) {
   const Images images = Open(Records(5), Options()).value();
   EXPECT_EQ(images.size(), 5);
-  EXPECT_EQ(images.Label(3), 3);
-  EXPECT_EQ(images.Label(4), 0);
-  EXPECT_DOUBLE_EQ(images.Pixel(4, 2), 42 / 127.5 - 1);
+  EXPECT_EQ(images.At(3).label(), 3);
+  EXPECT_EQ(images.At(4).label(), 0);
+  EXPECT_DOUBLE_EQ(images.At(4).Pixel(2), 42 / 127.5 - 1);
 }
 
-TEST(Images, AnEpochHasEveryImageOnce) {
+TEST(Images, TheLastAreHeldOut) {
   const Images images = Open(Records(7), Options(1)).value();
-  EXPECT_EQ(images.size(), 5);  // two are held out
-  std::set<int64_t> seen;
-  std::vector<int64_t> first;
-  std::vector<int64_t> second;
-  for (int64_t i = 0; i < 5; ++i) {
-    seen.insert(images.Training(i));
-    first.push_back(images.Training(i));
-    second.push_back(images.Training(5 + i));
-  }
-  EXPECT_EQ(seen, (std::set<int64_t>{0, 1, 2, 3, 4}));
-  EXPECT_NE(first, second);
-  EXPECT_EQ(images.Validation(1), 6);
+  EXPECT_EQ(images.size(), 5);
+  EXPECT_EQ(images.order().Validation(1), 6);
 }
 
 // A block of columns 1 and 2 of row 1, of samples 1 and 2.
@@ -83,8 +72,8 @@ TEST(Images, BlocksAreCutFromTheWhole) {
   std::vector<float> expected;
   for (int64_t sample : {1, 2}) {
     for (int64_t p : {4, 5}) {
-      expected.push_back(
-          static_cast<float>(images.Pixel(images.Training(sample), p)));
+      expected.push_back(static_cast<float>(
+          images.At(images.order().Training(sample)).Pixel(p)));
     }
   }
   EXPECT_EQ(pixels, expected);
@@ -97,7 +86,7 @@ TEST(Images, BlocksAreCutFromTheWhole) {
 // other in a record.
 TEST(Images, OfFewerDimensions) {
   const Images images = Open(Records(5), Options()).value();
-  const int64_t image = images.Training(0);
+  const Image image = images.At(images.order().Training(0));
   const Shape& shape = images.options().shape;
   const int64_t pixels = shape[0] * shape[1] * shape[2];
   std::vector<float> found(static_cast<size_t>(pixels));
@@ -115,14 +104,14 @@ TEST(Images, OfFewerDimensions) {
   ASSERT_TRUE(LoadTraining(features)(tensor, block, 0).has_value());
   for (int64_t i = 0; i < pixels; ++i) {
     EXPECT_EQ(found[static_cast<size_t>(i)],
-              static_cast<float>(images.Pixel(image, i)));
+              static_cast<float>(image.Pixel(i)));
   }
 }
 
 // Columns 1 to 3 of the targets of a sample, and a single column of labels.
 TEST(Images, TargetsAreOneAtTheLabel) {
   const Images images = Open(Records(5), Options()).value();
-  const int32_t label = images.Label(images.Training(0));
+  const int32_t label = images.At(images.order().Training(0)).label();
   std::vector<float> targets(3);
   LocalTensor block;
   block.data = targets.data();
@@ -143,7 +132,7 @@ TEST(Images, TargetsAreOneAtTheLabel) {
 
 TEST(Images, MadeUpOnesShowTheirLabels) {
   const Images images = Images::Open("", Options()).value();
-  EXPECT_NE(images.Pixel(1, 0), images.Pixel(2, 0));
+  EXPECT_NE(images.At(1).Pixel(0), images.At(2).Pixel(0));
   EXPECT_EQ(images.Fingerprint(), Images::Open("", Options())->Fingerprint());
   ImageOptions other = Options();
   other.seed = 6;
@@ -152,13 +141,13 @@ TEST(Images, MadeUpOnesShowTheirLabels) {
   // the noise, 1 at most.
   std::vector<int64_t> zeros;
   for (int64_t i = 0; zeros.size() < 20; ++i) {
-    if (images.Label(i) == 0) zeros.push_back(i);
+    if (images.At(i).label() == 0) zeros.push_back(i);
   }
   double least = 1;
   double most = -1;
   for (int64_t i : zeros) {
-    least = std::min(least, images.Pixel(i, 3));
-    most = std::max(most, images.Pixel(i, 3));
+    least = std::min(least, images.At(i).Pixel(3));
+    most = std::max(most, images.At(i).Pixel(3));
   }
   EXPECT_LE(most - least, 1);
 }
@@ -173,6 +162,40 @@ TEST(Images, BadFiles) {
               HasSubstr("image 1 has the label 9: expected less than 4"));
   EXPECT_THAT(Open(Records(2), Options(1)).error().ToString(),
               HasSubstr("holds 2 images, of which 2 are held out"));
+}
+
+// Of 10,000 images every second one is looked at at first.
+TEST(Images, BadLabelsAreErrorsWhenTheyAreLoaded) {
+  std::string text = Records(10000);
+  text[7 * 4001] = 9;
+  const Images images = Open(text, Options()).value();
+  std::vector<int32_t> labels(10000);
+  LocalTensor block;
+  block.data = labels.data();
+  block.dtype = DType::kInt32;
+  block.shape = block.global_shape = {10000};
+  block.offset = {0};
+  Tensor tensor;
+  tensor.name = "labels";
+  EXPECT_THAT(LoadTraining(images)(tensor, block, 0).error().ToString(),
+              HasSubstr("images: image 4001 has the label 9: expected less "
+                        "than 4"));
+}
+
+// A pixel of each image: two files whose labels are the same differ, also where
+// a thousand divides their number.
+TEST(Images, FingerprintsAreOfLabelsAndPixels) {
+  for (const int count : {7, 2000}) {
+    const std::string text = Records(count);
+    const uint64_t whole = Open(text, Options())->Fingerprint();
+    EXPECT_EQ(Open(text, Options())->Fingerprint(), whole);
+    std::string labels = text;
+    labels[0] ^= 1;
+    EXPECT_NE(Open(labels, Options())->Fingerprint(), whole);
+    std::string pixels = text;
+    for (size_t i = 0; i < pixels.size(); ++i) pixels[i] ^= i % 7 == 0 ? 0 : 1;
+    EXPECT_NE(Open(pixels, Options())->Fingerprint(), whole);
+  }
 }
 
 // An image of 4 x 4 is four patches of 2 x 2 behind one of zeros: the second

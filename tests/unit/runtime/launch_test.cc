@@ -401,7 +401,11 @@ TEST(RankOfLaunchTest, Run) {
     usleep(500'000);  // the others speak first
     Fail(InvalidInput("truncated", "tokens.bin"), 1);
   }
-  if (what.starts_with("interrupt") && rank == 0) kill(getppid(), SIGTERM);
+  if (what == "interrupt with one stopped" && rank == 1) raise(SIGSTOP);
+  if (what.starts_with("interrupt") && rank == 0) {
+    usleep(50'000);  // one may stop before
+    kill(getppid(), SIGTERM);
+  }
   const std::vector<int> ranks = {0, 1, 2};
   auto* group = (*world)->Group(ranks).value();
   for (;;) {
@@ -468,6 +472,11 @@ TEST(LaunchRanksTest, AStuckRankIsKilled) {
 
 TEST(LaunchRanksTest, SigtermIsPassedOn) {
   EXPECT_EQ(Launch(3, "interrupt").code, kInterruptedExitCode);
+}
+
+TEST(LaunchRanksTest, AStoppedRankIsWokenToEnd) {
+  const Outcome outcome = Launch(3, "interrupt with one stopped");
+  EXPECT_EQ(outcome.code, kInterruptedExitCode);
 }
 
 // Ranks that only saw another end as it was told to have not failed.

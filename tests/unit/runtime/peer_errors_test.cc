@@ -50,6 +50,14 @@ TEST(PeerErrorsTest, OnlyTheDeadHaveATaskOfDeath) {
   EXPECT_EQ(TaskOfDead(InvalidInput("truncated", died.message)), "");
 }
 
+TEST(PeerErrorsTest, AStallNamesWhoWaitsForWhom) {
+  EXPECT_EQ(
+      StallText(3, Duration::FromSeconds(30), Duration::FromSeconds(600),
+                "rank 1 (in task 'block.3')"),
+      "rank 3 has waited 30 s for rank 1 (in task 'block.3'); it gives up "
+      "after 600 s");
+}
+
 // What NCCL or the device says names no rank.
 TEST(PeerErrorsTest, AFailureIsToldToPeersWithItsRank) {
   const Error error = {ErrorCode::kUnavailable, "out of memory", "cudaMalloc"};
@@ -58,8 +66,9 @@ TEST(PeerErrorsTest, AFailureIsToldToPeersWithItsRank) {
   EXPECT_EQ(
       RankFailed(3, {ErrorCode::kUnavailable, "rank 1: lost", ""}).message,
       "rank 3 failed: rank 1: lost");
+  const Error interrupted = {ErrorCode::kInterrupted, "interrupted", ""};
   for (const Error& named :
-       {RankAborted(1, "disk full"), PartsDiffer(0, 4, 1, 3)}) {
+       {RankAborted(1, "disk full"), PartsDiffer(0, 4, 1, 3), interrupted}) {
     EXPECT_EQ(RankFailed(3, named), named);
   }
 }

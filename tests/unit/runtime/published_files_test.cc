@@ -4,9 +4,13 @@
 #include "runtime/published_files.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -74,6 +78,21 @@ void WriteGiven(const std::string& path, const std::vector<Given>& tensors,
         writer.Write(ElementsOfGiven(tensors[t], t, dtype)).has_value());
   }
   ASSERT_TRUE(writer.Commit().has_value());
+}
+
+// Tokens from 1 on.
+TokenData TokensWithoutTheFirst() {
+  const std::string path = TempPath("tokens.bin");
+  std::ofstream file(path, std::ios::binary);
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const auto token = static_cast<uint16_t>(
+        1 + Mix64(i) % static_cast<uint64_t>(kTinyVocabulary - 1));
+    file.write(reinterpret_cast<const char*>(&token), sizeof(token));
+  }
+  file.close();
+  auto data = OpenTokens(path, kTinyVocabulary);
+  std::filesystem::remove(path);
+  return std::move(data).value();
 }
 
 // The tensors of GPT-2, as transformers writes them: by name, Conv1D's weights
@@ -279,6 +298,86 @@ TEST_F(PublishedFilesTest, AnInterruptedExportLeavesNothing) {
   ASSERT_FALSE(trained.has_value());
   EXPECT_EQ(trained.error().code, ErrorCode::kInterrupted);
   EXPECT_TRUE(std::filesystem::is_empty(back_));
+}
+
+// Files may not grow beyond 2 KiB: the first, of a bias of 192 bytes, does not,
+// the second, of a matrix of 3,072, would.
+TEST_F(PublishedFilesTest, AnExportThatFailsLeavesNothing) {
+  const Graph graph = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
+  const auto tasks = LowerStrategy(graph, 2, "dp=2", {});
+  const TokenData data = TinyTokens();
+  TinyRun run;
+  run.steps = 1;
+  run.family = "gpt2";
+  run.export_folder = back_;
+  run.export_file_bytes = {1000};
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{2 << 10, 2 << 10};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const auto trained = TrainTiny(graph, *tasks, data, run);
+    if (trained) _exit(1);
+    const std::string error = trained.error().ToString();
+    _exit(error == back_ + ": cannot write: File too large" ? 0 : 2);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(std::filesystem::is_empty(back_));
+  // With room the first file is one of several.
+  ASSERT_TRUE(TrainTiny(graph, *tasks, data, run).has_value());
+  const auto index = ReadJson(back_ + "/model.safetensors.index.json");
+  const JsonValue& files = index->Field("weight_map");
+  EXPECT_NE(files.Field("h.0.attn.c_attn.bias").text,
+            files.Field("h.0.attn.c_attn.weight").text);
+}
+
+// The row of a token that the data has not: its master is finite, and what fp16
+// makes of it is not. From 65,520 on fp16 rounds to infinity.
+TEST_F(PublishedFilesTest, WhatIsNotFiniteInTheFilesIsNotLeft) {
+  const Graph graph = ImportTiny(TinyLlama(1), 4, 8, DType::kFloat16);
+  const auto tasks = LowerStrategy(graph, 2, "dp=2", {});
+  ASSERT_TRUE(tasks.has_value()) << tasks.error().ToString();
+  TinyRun run;
+  run.steps = 1;
+  run.options.learning_rate = 0;
+  run.family = "llama";
+  const std::string start = folder_ + "/model.safetensors";
+  run.export_folder = folder_;
+  ASSERT_TRUE(TrainTiny(graph, *tasks, TinyTokens(), run).has_value());
+  // All weights in fp32, with one of the table's other than it was.
+  const auto rewrite = [&](float value) {
+    std::vector<SafetensorsEntry> entries;
+    std::vector<std::vector<float>> contents;
+    const auto file = *SafetensorsFile::Open(start);
+    for (const std::string& name : file.names()) {
+      const TensorView view = *file.View(name);
+      entries.push_back({name, DType::kFloat32, view.shape});
+      int64_t elements = 1;
+      for (int64_t extent : view.shape) elements *= extent;
+      contents.emplace_back(static_cast<size_t>(elements));
+      Widen(view.data, view.dtype, elements, contents.back().data());
+      if (name == "model.embed_tokens.weight") contents.back()[0] = value;
+    }
+    auto writer = *SafetensorsWriter::Create(checkpoint_, entries, {});
+    for (const auto& values : contents) {
+      ASSERT_TRUE(writer.Write(std::as_bytes(std::span(values))).has_value());
+    }
+    ASSERT_TRUE(writer.Commit().has_value());
+  };
+  run.load_path = checkpoint_;
+  run.export_folder = back_;
+  for (const float value : {65519.0F, 65520.0F}) {
+    SCOPED_TRACE(value);
+    rewrite(value);
+    const auto trained = TrainTiny(graph, *tasks, TokensWithoutTheFirst(), run);
+    ASSERT_TRUE(trained.has_value()) << trained.error().ToString();
+    EXPECT_EQ(trained->exported, value < 65520);
+    EXPECT_EQ(std::filesystem::is_empty(back_), value >= 65520);
+    std::filesystem::remove_all(back_);
+  }
 }
 
 TEST_F(PublishedFilesTest, WhatIsMissingOrOfAnotherShapeIsNamed) {

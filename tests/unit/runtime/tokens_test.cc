@@ -123,6 +123,10 @@ TEST(Tokens, BadFiles) {
                                           Bytes(Counting<uint16_t>(3))),
                         50257),
               HasSubstr("holds 3 tokens: its header says 5"));
+  EXPECT_THAT(OpenError(Write(".bin", LlmcHeader(20240520, 1, 5) +
+                                          Bytes(Counting<uint16_t>(1))),
+                        50257),
+              HasSubstr("holds 1 token: its header says 5"));
   EXPECT_THAT(OpenError(Write(".bin", LlmcHeader(20240520, 1, 0)), 50257),
               HasSubstr("holds no tokens"));
 }

@@ -1,0 +1,137 @@
+#include "planner/base/file.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include "tests/support/temp_path.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+Result<void> Write(AtomicFile& file, std::string_view text) {
+  return file.Write(std::as_bytes(std::span(text)));
+}
+
+class FileTest : public ::testing::Test {
+ protected:
+  void SetUp() override { fs::create_directory(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::set<std::string> Names() const {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      names.insert(entry.path().filename());
+    }
+    return names;
+  }
+
+  const std::string folder_ = TempPath("folder");
+  const std::string path_ = folder_ + "/file";
+};
+
+TEST_F(FileTest, IsThereOnceItIsWhole) {
+  ASSERT_TRUE(WriteFileAtomically(path_, "before"));
+  auto file = AtomicFile::Create(path_);
+  ASSERT_TRUE(file.has_value());
+  ASSERT_TRUE(Write(*file, "one, "));
+  ASSERT_TRUE(Write(*file, "two"));
+  EXPECT_EQ(*ReadFile(path_), "before");
+  ASSERT_TRUE(file->Commit());
+  EXPECT_EQ(*ReadFile(path_), "one, two");
+  EXPECT_EQ(Names(), std::set<std::string>{"file"});
+}
+
+TEST_F(FileTest, UnfinishedOnesVanish) {
+  ASSERT_TRUE(WriteFileAtomically(path_, "before"));
+  {
+    auto file = AtomicFile::Create(path_);
+    ASSERT_TRUE(file.has_value());
+    ASSERT_TRUE(Write(*file, "half"));
+    EXPECT_EQ(Names().size(), 2U);
+    const AtomicFile moved = *std::move(file);
+    EXPECT_EQ(Names().size(), 2U);
+  }
+  EXPECT_EQ(*ReadFile(path_), "before");
+  EXPECT_EQ(Names(), std::set<std::string>{"file"});
+}
+
+// No process has the largest number; 1 is one that runs.
+TEST_F(FileTest, WhatKilledWritersLeftVanishes) {
+  const std::set<std::string> kept = {"file.tmp.1.0", "file.tmp.2147483647",
+                                      "file.tmp.2147483647.x", "file.tmp.x.0",
+                                      "other.tmp.2147483647.0"};
+  for (const std::string& name : kept) {
+    std::ofstream(folder_ + "/" + name) << "something else";
+  }
+  std::ofstream(path_ + ".tmp.2147483647.12") << "half";
+  ASSERT_TRUE(AtomicFile::Create(path_));
+  EXPECT_EQ(Names(), kept);
+}
+
+TEST_F(FileTest, LinksAreFollowed) {
+  const std::string far = TempPath("far");
+  fs::create_directory(far);
+  ASSERT_TRUE(WriteFileAtomically(far + "/file", "before"));
+  // To a file of another folder, by way of another link, and to none yet.
+  fs::create_symlink(far + "/file", folder_ + "/link");
+  fs::create_symlink("link", folder_ + "/again");
+  fs::create_symlink("../" + fs::path(far).filename().string() + "/new",
+                     folder_ + "/dangling");
+  for (const auto& [link, target] :
+       {std::pair("link", "file"), {"again", "file"}, {"dangling", "new"}}) {
+    SCOPED_TRACE(link);
+    const std::string at = folder_ + "/" + link;
+    EXPECT_EQ(fs::weakly_canonical(ResolveLinks(at)),
+              fs::weakly_canonical(far + "/" + target));
+    auto file = AtomicFile::Create(at);
+    ASSERT_TRUE(file.has_value());
+    // On the file system of what is replaced.
+    EXPECT_EQ(Names(), (std::set<std::string>{"again", "dangling", "link"}));
+    ASSERT_TRUE(Write(*file, link));
+    ASSERT_TRUE(file->Commit());
+    EXPECT_TRUE(fs::is_symlink(at));
+    EXPECT_EQ(*ReadFile(far + "/" + target), link);
+  }
+  fs::remove_all(far);
+}
+
+// Whatever the process gives new ones.
+TEST_F(FileTest, ReplacedOnesKeepTheirMode) {
+  const mode_t mask = ::umask(022);
+  ASSERT_TRUE(WriteFileAtomically(path_, "before"));
+  const auto mode = [&] { return fs::status(path_).permissions(); };
+  EXPECT_EQ(mode(), fs::perms(0644));
+  for (const auto other : {fs::perms(0600), fs::perms(0664)}) {
+    fs::permissions(path_, other);
+    ASSERT_TRUE(WriteFileAtomically(path_, "after"));
+    EXPECT_EQ(mode(), other);
+  }
+  ::umask(mask);
+}
+
+TEST_F(FileTest, FailedWritesLeaveNothingBehind) {
+  EXPECT_EQ(WriteFileAtomically(folder_ + "/none/file", "x").error().code,
+            ErrorCode::kNotFound);
+  const Result<void> directory = WriteFileAtomically(folder_, "x");
+  ASSERT_FALSE(directory);
+  EXPECT_EQ(directory.error().ToString(),
+            folder_ + ": cannot write: Is a directory");
+  // /dev/full takes no byte and is no regular file.
+  if (fs::exists("/dev/full")) {
+    const Result<void> full = WriteFileAtomically("/dev/full", "x");
+    ASSERT_FALSE(full);
+    EXPECT_EQ(full.error().code, ErrorCode::kUnavailable);
+  }
+  EXPECT_EQ(Names(), std::set<std::string>{});
+  EXPECT_FALSE(ReadFile(folder_));
+}
+
+}  // namespace
+}  // namespace tessera
