@@ -9,6 +9,7 @@
 
 #include "planner/base/fnv1a.h"
 #include "planner/ir/running_average.h"
+#include "planner/ir/statistics_dtype.h"
 #include "planner/ir/vocabulary.h"
 #include "runtime/executor.h"
 #include "runtime/kernels/counter.h"
@@ -18,7 +19,7 @@ namespace {
 
 // The dtype of scalars and statistics.
 DType ScalarType(const Graph& graph) {
-  return graph.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  return StatisticsDType(graph.dtype);
 }
 
 // The attributes that optimizer kernels read.

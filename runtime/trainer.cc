@@ -319,7 +319,8 @@ struct Terms {
       "seed (--seed)",
       "number of steps (--steps)",
       "optimizer (--optimizer)",
-      "clipping or weight decay (--clip, --weight-decay)",
+      "clipping, weight decay, betas or epsilon (--clip, --weight-decay, "
+      "--betas, --epsilon)",
       "rounding (--stochastic-rounding)",
       "learning rate (--lr, --warmup, --decay, --min-lr, --decay-steps)",
       "model or plan",

@@ -9,6 +9,7 @@
 
 #include "planner/base/amount.h"
 #include "planner/base/table.h"
+#include "planner/base/whole_number.h"
 #include "planner/io/importer.h"
 
 namespace tessera {
@@ -17,17 +18,15 @@ namespace {
 template <typename Integer>
 Result<Integer> ParseInteger(const std::string& text, Integer least,
                              Integer most) {
-  Integer value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || value < least || value > most) {
+  const auto value = ParseWhole<Integer>(text);
+  if (!value || *value < least || *value > most) {
     const bool bounded = most != std::numeric_limits<Integer>::max();
     return InvalidInput("'" + text + "' is not a whole number " +
                         (bounded ? "from " + std::to_string(least) + " to " +
                                        std::to_string(most)
                                  : "of at least " + std::to_string(least)));
   }
-  return value;
+  return *value;
 }
 
 Result<double> ParseNumber(const std::string& text, double least,
@@ -96,6 +95,33 @@ Result<void> SetLeastLearningRate(Options& options, const std::string& value) {
 Result<void> SetWeightDecay(Options& options, const std::string& value) {
   TESSERA_TRY(options.training.weight_decay,
               ParseNumber(value, 0, "a number of at least 0"));
+  return {};
+}
+
+// "B1,B2", or "B1" alone.
+Result<void> SetBetas(Options& options, const std::string& value) {
+  constexpr std::string_view kExpected =
+      "B1,B2, each of at least 0 and below 1 (of momentum B1 alone)";
+  const size_t comma = value.find(',');
+  TrainingOptions& training = options.training;
+  TESSERA_TRY(training.beta1,
+              ParseNumber(value.substr(0, comma), 0, kExpected));
+  if (comma != std::string::npos) {
+    TESSERA_TRY(training.beta2,
+                ParseNumber(value.substr(comma + 1), 0, kExpected));
+  }
+  options.betas = comma == std::string::npos ? 1 : 2;
+  if (training.beta1 >= 1 || training.beta2 >= 1) {
+    return InvalidInput("'" + value + "' is not " + std::string(kExpected));
+  }
+  return {};
+}
+
+// Kernels compute in fp32, where less is 0.
+Result<void> SetEpsilon(Options& options, const std::string& value) {
+  TESSERA_TRY(options.training.epsilon,
+              ParseNumber(value, std::numeric_limits<float>::min(),
+                          "a number above 0 that fp32 holds"));
   return {};
 }
 
@@ -193,6 +219,27 @@ Result<void> SetProposals(Options& options, const std::string& value) {
   return {};
 }
 
+bool IsFlag(std::string_view word) {
+  return word.starts_with('-') && word.find_first_of("0123456789.", 1) != 1;
+}
+
+// That the optimizer has the means that --betas and --epsilon are of.
+Result<void> CheckMoments(const Options& options) {
+  const std::string& optimizer = options.training.optimizer;
+  const bool adam = optimizer == "adamw" || optimizer == "adam";
+  const int betas = adam ? 2 : optimizer == "momentum" ? 1 : 0;
+  if (options.betas != 0 && options.betas != betas) {
+    return InvalidInput(betas == 0   ? optimizer + " has none"
+                        : betas == 1 ? "momentum has one: expected B1 alone"
+                                     : optimizer + " has two: expected B1,B2",
+                        "--betas");
+  }
+  if (!adam && options.Given("--epsilon")) {
+    return InvalidInput(optimizer + " has none", "--epsilon");
+  }
+  return {};
+}
+
 }  // namespace
 
 std::span<const Flag> Flags() {
@@ -246,6 +293,14 @@ std::span<const Flag> Flags() {
        "of matrices, not of biases and norms (default: 0.1 of adamw and "
        "adafactor, 0 of others)",
        SetWeightDecay},
+      {"--betas", "B1,B2",
+       "decay of the means of gradients and of their squares, of adamw and "
+       "adam (default: 0.9,0.95); of momentum B1 alone (0.9)",
+       SetBetas},
+      {"--epsilon", "X",
+       "added to the root of the mean square, of adamw and adam (default: "
+       "1e-8)",
+       SetEpsilon},
       {"--clip", "X", "global gradient norm, 0 for no clipping (default: 1.0)",
        SetClip},
       {"--stochastic-rounding", "",
@@ -542,7 +597,9 @@ Result<Options> ParseFlags(std::span<const std::string_view> accepted,
       if (flag.value.empty()) return InvalidInput("takes no value", name);
       value = word.substr(equals + 1);
     } else if (flag.value.starts_with("[")) {
-      if (i + 1 < arguments.size() && !arguments[i + 1].starts_with("-")) {
+      // A flag begins with a letter, and a number below 0 is for `set` to
+      // refuse.
+      if (i + 1 < arguments.size() && !IsFlag(arguments[i + 1])) {
         value = arguments[++i];
       }
     } else if (!flag.value.empty()) {
@@ -564,6 +621,7 @@ Result<Options> ParseFlags(std::span<const std::string_view> accepted,
     return InvalidInput("adam has none: adamw is Adam with weight decay",
                         "--weight-decay");
   }
+  TESSERA_RETURN_IF_ERROR(CheckMoments(options));
   return options;
 }
 

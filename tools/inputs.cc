@@ -13,6 +13,7 @@
 #include "costmodel/collective/collective.h"
 #include "costmodel/profile/profile_io.h"
 #include "costmodel/whatif/scenario.h"
+#include "planner/base/file.h"
 #include "planner/base/system_error.h"
 #include "planner/io/cluster_io.h"
 #include "planner/io/graph_io.h"
@@ -25,6 +26,7 @@
 #include "planner/plan/strategy.h"
 #include "planner/search/search_space.h"
 #include "planner/topology/stacks.h"
+#include "tools/origin.h"
 
 namespace tessera {
 namespace {
@@ -78,16 +80,15 @@ Result<Settings> ReadSettings(const Options& options) {
   return settings;
 }
 
+// Sets of the inputs what the model has besides its graph.
 Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
-                        std::span<const Setting> keys,
-                        std::vector<std::string>& warnings,
-                        PublishedLayout& layout) {
+                        std::span<const Setting> keys, Inputs& inputs) {
   ImportOptions import = {.global_batch = options.global_batch,
                           .seq_len = options.seq_len,
                           .dtype = options.dtype,
                           .documents = options.end_of_text >= 0,
-                          .warnings = &warnings,
-                          .layout = &layout};
+                          .warnings = &inputs.warnings,
+                          .layout = &inputs.layout};
   // A graph file has sizes and a dtype of its own.
   if (!IsGraphFile(options.model)) {
     if (!import.dtype) import.dtype = DefaultDType(cluster);
@@ -112,6 +113,7 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
   if (auto set = SetModelKeys(options.model, keys, import); !set) {
     return set.error().At("--set");
   }
+  inputs.overrides = import.overrides;
   TESSERA_TRY(Graph forward, ImportModel(options.model, import));
   if (options.Given("--seq-len") && IsOnnx(options.model) &&
       UnitOf(forward) != "tokens") {
@@ -274,12 +276,12 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
         SetClusterFields(settings.cluster, inputs.cluster, inputs.warnings);
     if (!set) return set.error().At("--set");
   }
-  TESSERA_TRY(inputs.profile, ReadProfiles(options.profiles));
+  TESSERA_TRY(inputs.profile, ReadProfiles(options.profiles, &inputs.origins));
   WarnOfOtherDevices(inputs);
   WarnOfOtherRanks(inputs);
   if (options.model.empty()) return inputs;
-  TESSERA_TRY(inputs.graph, ReadModel(options, inputs.cluster, settings.model,
-                                      inputs.warnings, inputs.layout));
+  TESSERA_TRY(inputs.graph,
+              ReadModel(options, inputs.cluster, settings.model, inputs));
   WarnOfUnpriced(inputs);
   TESSERA_TRY(inputs.plan, ReadPlanOrStrategy(options, inputs.graph,
                                               inputs.cluster, inputs.warnings));
@@ -289,10 +291,12 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
 }  // namespace
 
 Result<std::optional<ProfileDb>> ReadProfiles(
-    const std::vector<std::string>& paths) {
+    const std::vector<std::string>& paths,
+    std::vector<ProfileOrigin>* origins) {
   std::optional<ProfileDb> all;
   for (const std::string& path : paths) {
     TESSERA_TRY(ProfileDb profile, ReadProfile(path));
+    if (origins != nullptr) origins->push_back(profile.origin);
     if (all) profile.rows.merge(all->rows);
     all = std::move(profile);
   }
@@ -309,12 +313,26 @@ Result<Inputs> ReadInputs(const Options& options,
     return loaded.error().where.empty() ? loaded.error().At("--cluster")
                                         : loaded.error();
   }
-  return ReadOnCluster(options, *std::move(loaded));
+  TESSERA_TRY(Inputs inputs, ReadOnCluster(options, *std::move(loaded)));
+  if (cluster.starts_with("local-cpu")) WarnOfOtherHosts(options, inputs);
+  return inputs;
 }
 
 Result<Inputs> ReadInputs(const Options& options, Cluster default_cluster) {
   if (!options.cluster.empty()) return ReadInputs(options, "");
   return ReadOnCluster(options, std::move(default_cluster));
+}
+
+void WarnOfOtherHosts(const Options& options, Inputs& inputs) {
+  const std::string here = OriginOf(1).host;
+  for (size_t i = 0; i < inputs.origins.size(); ++i) {
+    const std::string& there = inputs.origins[i].host;
+    // GPUs that were measured besides stand behind the cores.
+    if (there.empty() || (there + ",").starts_with(here + ",")) continue;
+    inputs.warnings.push_back(options.profiles[i] + ": was measured on '" +
+                              there + "', and this is '" + here +
+                              "': its times are not this host's");
+  }
 }
 
 Result<Plan> ReadPlanFor(const std::string& path, const Graph& graph,
@@ -360,7 +378,7 @@ Result<void> CheckWritable(const std::string& path, std::string_view flag) {
                         std::string(flag));
   };
   std::error_code error;
-  const std::filesystem::path file(path);
+  const std::filesystem::path file(ResolveLinks(path));
   if (std::filesystem::is_directory(file, error)) {
     return fail("it is a directory");
   }
@@ -388,7 +406,7 @@ Result<void> CheckReplaceable(const std::string& path, std::string_view flag) {
   }
   TESSERA_RETURN_IF_ERROR(CheckWritable(path, flag));
   // Not every folder that may be written takes files: /proc does not.
-  std::string beside = path + ".XXXXXX";
+  std::string beside = ResolveLinks(path) + ".XXXXXX";
   const int fd = mkstemp(beside.data());
   if (fd < 0) {
     return InvalidInput(

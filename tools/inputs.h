@@ -1,12 +1,14 @@
 #pragma once
 // What the verbs read, from the flags that they share.
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "costmodel/profile/profile_db.h"
+#include "planner/io/json_value.h"
 #include "planner/io/published_weights.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
@@ -19,8 +21,11 @@ struct Inputs {
   Cluster cluster;
   Graph graph;             // differentiated
   PublishedLayout layout;  // of the model's weights
+  // What --set puts in place of keys of the model's config.json.
+  std::map<std::string, JsonValue> overrides;
   std::optional<ProfileDb> profile;
-  std::optional<Plan> plan;  // of --plan or --strategy, valid
+  std::vector<ProfileOrigin> origins;  // of each --profile
+  std::optional<Plan> plan;            // of --plan or --strategy, valid
   std::vector<std::string> warnings;
 
   const ProfileDb* profile_or_null() const {
@@ -37,9 +42,14 @@ Result<Inputs> ReadInputs(const Options& options,
 Result<Inputs> ReadInputs(const Options& options, Cluster default_cluster);
 
 // The rows of all files; of two with one key that of the later file. Nothing
-// without files.
+// without files. `origins`, unless null, gets one of each.
 Result<std::optional<ProfileDb>> ReadProfiles(
-    const std::vector<std::string>& paths);
+    const std::vector<std::string>& paths,
+    std::vector<ProfileOrigin>* origins = nullptr);
+
+// Adds a warning for each --profile that was measured on another host than this
+// one, whose cores the inputs' cluster is.
+void WarnOfOtherHosts(const Options& options, Inputs& inputs);
 
 // The plan of a file, if it is valid for `graph` on `cluster`. What was made
 // for another cluster is, where that has the devices; a warning names both

@@ -26,6 +26,7 @@ struct Options {
   int64_t seq_len = 0;       // 0: not given
   std::optional<DType> dtype;
   TrainingOptions training;
+  int betas = 0;  // how many of them were given
   std::vector<std::string> profiles;
   uint64_t seed = 0;
   bool json = false;

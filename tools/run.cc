@@ -37,6 +37,7 @@
 #include "runtime/published_files.h"
 #include "runtime/thread_pool.h"
 #include "runtime/trainer.h"
+#include "tools/export_config.h"
 #include "tools/gpu_share.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
@@ -112,6 +113,7 @@ struct Job {
   RunData data;
   LearningRate learning_rate;
   std::optional<OneRank> check;  // where it was asked for
+  std::string config;            // to export; empty: none
 };
 
 ProfileOrigin OriginOfJob(const Job& job) {
@@ -163,10 +165,26 @@ Result<OneRank> OneRankOf(const Options& options, const Graph& graph,
 void WarnOfOtherRun(const Options& options, const Graph& graph,
                     const SavedRun& saved, Inputs& inputs) {
   if (!saved.graph.empty() && saved.graph != Fingerprint(graph)) {
-    inputs.warnings.push_back(
-        options.load +
-        ": the run that wrote it had another batch, sequence length, type or "
-        "model than this one");
+    std::string theirs;
+    std::string ours;
+    const auto compare = [&](std::string_view what, const std::string& then,
+                             const std::string& now) {
+      if (then.empty() || then == now) return;
+      theirs += (theirs.empty() ? "" : ", ") + std::string(what) + " " + then;
+      ours += (ours.empty() ? "" : ", ") + now;
+    };
+    const auto text = [](std::optional<int64_t> n) {
+      return n ? std::to_string(*n) : "";
+    };
+    compare("global batch", text(saved.global_batch),
+            std::to_string(graph.global_batch));
+    compare("sequence length", text(saved.seq_len),
+            std::to_string(graph.seq_len));
+    compare("type", saved.dtype, std::string(NameOf(graph.dtype)));
+    inputs.warnings.push_back(options.load + ": the run that wrote it had " +
+                              (theirs.empty()
+                                   ? "another model than this one"
+                                   : theirs + ", and this one has " + ours));
   }
   if (saved.stochastic_rounding != options.training.stochastic_rounding) {
     const bool then = saved.stochastic_rounding;
@@ -178,15 +196,45 @@ void WarnOfOtherRun(const Options& options, const Graph& graph,
   }
 }
 
-// That a run begins where its learning rate has ended.
-void WarnOfDecayed(Job& job) {
+// That a run begins where its learning rate has ended, or ends where that still
+// rises or has been 0.
+void WarnOfLearningRate(const Options& options, Job& job) {
   const LearningRate& rate = job.learning_rate;
-  if (rate.steps == 0 || job.first_step < rate.steps) return;
+  const int64_t last = job.first_step + options.steps;
+  if (last < rate.warmup) {
+    job.inputs.warnings.push_back(
+        "the run ends behind step " + std::to_string(last) +
+        ", within the warm-up of " + std::to_string(rate.warmup) +
+        " steps (--warmup): its learning rate reaches " +
+        FormatNumber(RateAt(rate, last - 1)));
+  }
+  if (rate.steps == 0) return;
+  if (job.first_step < rate.steps) {
+    // Others than 0 are to go on with.
+    if (rate.steps < last && RateAt(rate, rate.steps) == 0) {
+      job.inputs.warnings.push_back(
+          "the learning rate is 0 from step " + std::to_string(rate.steps + 1) +
+          " on (--decay-steps), and this run goes to step " +
+          std::to_string(last) + ": --min-lr X goes on at X");
+    }
+    return;
+  }
   job.inputs.warnings.push_back(
       "the learning rate ends at step " + std::to_string(rate.steps) +
       " (--decay-steps), and this run begins behind step " +
       std::to_string(job.first_step) + ": it stays at " +
       FormatNumber(RateAt(rate, job.first_step)));
+}
+
+// That a file without a header, which is read as 16-bit tokens, has 32-bit
+// ones: their upper halves are near 0.
+void WarnOfWiderTokens(const TokenData& tokens, Inputs& inputs) {
+  if (!LooksWider(tokens)) return;
+  inputs.warnings.push_back(
+      tokens.path() +
+      ": looks like 32-bit tokens, as every second number is near 0, but is "
+      "read as 16-bit ones, which a .bin without a header has: write them as "
+      "uint16, or as uint32 behind llm.c's header (magic 20240801, version 7)");
 }
 
 // Of a run on this host's cores whose predictions are of other devices.
@@ -200,6 +248,10 @@ void WarnOfRunOnCores(const Options& options, Inputs& inputs) {
         "cluster '" +
         cluster.name + "'");
     return;
+  }
+  // Of others the inputs' reader has warned.
+  if (!options.cluster.starts_with("local-cpu")) {
+    WarnOfOtherHosts(options, inputs);
   }
   const auto ranks = std::ssize(cluster.devices);
   if (!inputs.profile && options.cluster.starts_with("local-cpu") &&
@@ -225,9 +277,14 @@ std::string IdleRanks(const Plan& plan, int ranks) {
   return idle;
 }
 
-// Makes the folder, which must have no weights: those of two models would look
-// like one.
-Result<void> MakeExportFolder(const std::string& folder) {
+std::string ConfigIn(const std::string& folder) {
+  return folder + "/config.json";
+}
+
+// Makes the folder, which must have no weights, and no other `config` than this
+// one: those of two models would look like one.
+Result<void> MakeExportFolder(const std::string& folder,
+                              const std::string& config) {
   std::error_code code;
   if (std::filesystem::exists(folder, code) &&
       !std::filesystem::is_directory(folder, code)) {
@@ -241,14 +298,18 @@ Result<void> MakeExportFolder(const std::string& folder) {
   }
   for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
     const std::string name = entry.path().filename();
-    // Of a run that was killed there may be "….tmp.PID" (SafetensorsWriter).
+    // Of a run that was killed there may be "….tmp.PID.N" (AtomicFile).
     if (name.starts_with("model") &&
         name.find(".safetensors") != std::string::npos &&
         name.find(".tmp.") == std::string::npos) {
       return InvalidInput("has weights already: " + name, "--export " + folder);
     }
   }
-  return {};
+  const std::string path = ConfigIn(folder);
+  if (config.empty() || !std::filesystem::exists(path, code)) return {};
+  TESSERA_TRY(const std::string there, ReadFile(path));
+  if (there == config) return {};
+  return InvalidInput("has another model's config.json", "--export " + folder);
 }
 
 // That the flags go together, on the backend too, and their files can be
@@ -451,8 +512,9 @@ Result<Job> ReadJob(const Options& options,
   }
   TESSERA_RETURN_IF_ERROR(ReadSaved(options, job));
   TESSERA_TRY(job.learning_rate, LearningRateOf(options));
-  WarnOfDecayed(job);
+  WarnOfLearningRate(options, job);
   TESSERA_TRY(job.data, ReadData(options, graph, job.seed));
+  if (job.data.tokens) WarnOfWiderTokens(*job.data.tokens, job.inputs);
   if (!options.learn.empty()) {
     TESSERA_TRY([[maybe_unused]] const ProfileDb before,
                 ProfileToExtend(options.learn, OriginOfJob(job)));
@@ -460,7 +522,10 @@ Result<Job> ReadJob(const Options& options,
   const bool writes = !environment || environment->rank == 0;
   if (writes) TESSERA_RETURN_IF_ERROR(CheckRoomToSave(options, graph));
   if (writes && !options.export_folder.empty()) {
-    TESSERA_RETURN_IF_ERROR(MakeExportFolder(options.export_folder));
+    TESSERA_TRY(job.config,
+                ConfigToExport(options.model, job.inputs.overrides));
+    TESSERA_RETURN_IF_ERROR(
+        MakeExportFolder(options.export_folder, job.config));
   }
   return job;
 }
@@ -650,6 +715,15 @@ Result<std::vector<double>> LossesOfOneRank(const Options& options,
   return std::move(trained->losses);
 }
 
+// The report, in JSON, of a run that was interrupted before its first step.
+void PrintNothingTrained(const Job& job) {
+  std::cout << Json::Object({{"first_step", job.first_step},
+                             {"losses", Json::Array()},
+                             {"interrupted", true}})
+                   .ToString()
+            << std::endl;
+}
+
 // This rank's part of the job; rank 0 prints.
 Result<int> TrainInWorld(const Options& options, const Job& job,
                          const RankSeat& seat) {
@@ -726,10 +800,15 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
     // All ranks say so: one line is enough.
     const Error& error = trained.error();
     if (error.code != ErrorCode::kInterrupted) return error;
+    if (prints && last == 0 && options.json) PrintNothingTrained(job);
     if (prints) std::cerr << "tessera: " << error.ToString() << std::endl;
     return ExitCodeOf(error.code);
   }
   TrainingResult& result = *trained;
+  if (prints && result.exported && !job.config.empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        WriteFileAtomically(ConfigIn(options.export_folder), job.config));
+  }
   const auto steps = result.first_step + std::ssize(result.losses);
   const bool unsaved = !options.save.empty() && result.saved != steps;
   if (prints && result.interrupted) {
@@ -739,6 +818,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
                                        : "saved in " + options.save)
               << std::endl;
   }
+  if (prints && result.losses.empty() && options.json) PrintNothingTrained(job);
   if (prints && !result.losses.empty()) {
     RunReport report = ReportOf(job, tasks, options, result);
     if (job.check && !result.interrupted) {
@@ -796,9 +876,10 @@ Result<int> TrainAsRank(const Options& options,
   if (environment.rank == 0 && environment.launcher != "tessera") {
     PrintWarnings(job.inputs);
   }
-  TESSERA_TRY(const RankSeat seat,
-              JoinJob(*job.backend, environment,
-                      ThreadsOf(options, environment.local_size)));
+  TESSERA_TRY(
+      const RankSeat seat,
+      JoinJob(*job.backend, environment,
+              ThreadsOf(options, environment.local_size), &Interrupted()));
   return TrainInWorld(options, job, seat);
 }
 

@@ -137,6 +137,21 @@ Result<RunData> ReadData(const Options& options, const Graph& graph,
   return data;
 }
 
+bool LooksWider(const TokenData& tokens) {
+  constexpr int64_t kLeast = 16;
+  constexpr int64_t kLookedAt = 4096;
+  constexpr int64_t kNearZero = 4;
+  if (tokens.format() != TokenFormat::kNanoGpt || tokens.size() < kLeast) {
+    return false;
+  }
+  bool lower_vary = false;
+  for (int64_t i = 0; i + 1 < std::min(tokens.size(), kLookedAt); i += 2) {
+    if (tokens[i + 1] >= kNearZero) return false;
+    lower_vary = lower_vary || tokens[i] >= kNearZero;
+  }
+  return lower_vary;
+}
+
 void SetData(const RunData& data, TrainingJob& training) {
   if (data.images) return SetSamples(*data.images, training);
   if (data.clicks) return SetSamples(*data.clicks, training);

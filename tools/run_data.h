@@ -27,6 +27,10 @@ struct RunData {
 Result<RunData> ReadData(const Options& options, const Graph& graph,
                          uint64_t seed);
 
+// Whether tokens of 16 bits look like those of 32, each with an upper half that
+// is near 0: as in vocabularies of fewer than 2^18 tokens.
+bool LooksWider(const TokenData& tokens);
+
 // Sets what `training` loads. REQUIRES: `data` outlives it.
 void SetData(const RunData& data, TrainingJob& training);
 

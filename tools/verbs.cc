@@ -211,6 +211,8 @@ std::span<const Verb> Verbs() {
         "--optimizer",
         "--lr",
         "--weight-decay",
+        "--betas",
+        "--epsilon",
         "--warmup",
         "--decay",
         "--min-lr",

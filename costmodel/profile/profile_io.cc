@@ -1,5 +1,7 @@
 #include "costmodel/profile/profile_io.h"
 
+#include <algorithm>
+
 #include "planner/io/proto_file_io.h"
 #include "proto/profile.pb.h"
 
@@ -8,7 +10,13 @@ namespace {
 
 Result<ProfileDb> FromProto(const proto::Profile& in) {
   ProfileDb out;
-  out.origin = {in.host(), in.date(), in.libraries(), in.ranks_at_once()};
+  if (in.ranks_at_once() < 0) {
+    return InvalidInput("is " + std::to_string(in.ranks_at_once()) +
+                            ": expected a number from 1",
+                        "ranks_at_once");
+  }
+  out.origin = {in.host(), in.date(), in.libraries(),
+                std::max(1, in.ranks_at_once())};
   for (int i = 0; i < in.rows_size(); ++i) {
     const proto::ProfileRow& row = in.rows(i);
     const std::string where = "rows[" + std::to_string(i) + "]";

@@ -639,13 +639,13 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   SetTiers(index, strategy, plan);
   const std::vector<Error> errors = Validate(index, cluster, plan);
   if (errors.empty()) return plan;
-  // What of a plan is called otherwise is named as the strategy has it.
-  Error error = errors[0];
-  if (error.where == "zigzag") {
-    error.where = "cp=" + std::to_string(strategy.cp) + ",cp-balance=zigzag";
-    error.message = error.message.substr(error.message.find(": ") + 2);
+  // As the strategy names it.
+  if (errors[0].where == "zigzag") {
+    return InvalidInput(
+        ZigzagProblem(index, plan),
+        "cp=" + std::to_string(strategy.cp) + ",cp-balance=zigzag");
   }
-  return error;
+  return errors[0];
 }
 
 Result<Plan> PlanFromStrategy(const Graph& graph, const Cluster& cluster,

@@ -1,8 +1,11 @@
 #include "planner/search/starts.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <string>
@@ -31,6 +34,11 @@ constexpr double kBoundsEnd = 0.3;
 constexpr double kFittedEnd = 0.6;
 // And where nothing else fits, plans that offload: all but what printing takes.
 constexpr double kOffloadEnd = 0.9;
+
+// Operators, each of every microbatch, by which offloaded strategies are looked
+// at in turn: a tenth of a second to simulate, a second, and more.
+constexpr std::array<int64_t, 3> kMostOperators = {
+    50'000, 500'000, std::numeric_limits<int64_t>::max()};
 
 // Strategies that lack memory and are fitted by recomputation.
 constexpr size_t kMostFitted = 32;
@@ -527,19 +535,59 @@ class StartFinder {
   }
 
   // Where nothing fits, what does once state leaves the devices, or else lacks
-  // less. What was priced before is remembered.
+  // least. Each plan is simulated: those that take long for that are looked at
+  // last, where they may be better than what was found.
   void Offload(double end) {
-    const Score before = ScoreOfBest();
-    if (before.feasible) return;
-    std::vector<Strategy> offloaded;
+    if (ScoreOfBest().feasible) return;
+    std::vector<Strategy> all;
     for (const Approach& approach : Approaches()) {
       if (!approach.offloads) continue;
-      std::ranges::move(approach.strategies(space_),
-                        std::back_inserter(offloaded));
+      std::ranges::move(approach.strategies(space_), std::back_inserter(all));
     }
-    const SweepResult swept =
-        Sweep(space_, allowed_, offloaded, count_, threads_, After(end));
+    std::vector<Strategy> lacking;
+    int64_t above = 0;
+    for (const int64_t most : kMostOperators) {
+      std::vector<Strategy> some;
+      std::ranges::copy_if(all, std::back_inserter(some),
+                           [&](const Strategy& strategy) {
+                             const int64_t operators = OperatorsOf(strategy);
+                             return above < operators && operators <= most;
+                           });
+      above = most;
+      std::vector<std::optional<Score>> bounds(some.size());
+      const auto late = After(end);
+      ForEach(threads_, some.size(), [&](size_t i) {
+        if (late()) return;
+        bounds[i] = objective_.BoundUniform(space_.index, some[i],
+                                            Objective::Bound::kQuick);
+      });
+      const Score best = ScoreOfBest();
+      std::vector<Strategy> promising;
+      for (size_t i = 0; i < some.size(); ++i) {
+        if (!bounds[i]) continue;
+        if (!bounds[i]->feasible) {
+          lacking.push_back(some[i]);
+        } else if (Better(*bounds[i], best)) {
+          promising.push_back(some[i]);
+        }
+      }
+      TakeBest(promising, count_, end);
+    }
+    if (!ScoreOfBest().feasible) TakeBest(lacking, 1, end);
+  }
+  // Of every microbatch.
+  int64_t OperatorsOf(const Strategy& strategy) const {
+    const Graph& graph = *space_.index.graph;
+    return std::ssize(graph.nodes) * graph.global_batch /
+           (int64_t{strategy.dp} * strategy.ep * strategy.mbs);
+  }
+  // Of `strategies` the `count` best, where they are better than all before.
+  void TakeBest(const std::vector<Strategy>& strategies, size_t count,
+                double end) {
+    const Score before = ScoreOfBest();
     const bool none = starts_.ranked.empty();
+    const SweepResult swept =
+        Sweep(space_, allowed_, strategies, count, threads_, After(end));
     for (size_t i = swept.best.size(); i-- > 0;) {
       const Candidate& found = swept.best[i];
       if (none || Better(found.score, before)) PutFirst(PlanOf(found.strategy));

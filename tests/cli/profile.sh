@@ -37,7 +37,31 @@ done
 "$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2,mbs=4 \
   --profile "$work/learned.txtpb" --json >"$work/simulated.json" 2>/dev/null
 json 'j["sources"]["measured"] > 0.9' "$work/simulated.json" >/dev/null
-sed -i 's/^host: .*/host: "another"/' "$work/learned.txtpb"
+
+# Of the cores of another host, which this one's run or prediction is not of.
+other="learned.txtpb: was measured on 'another', and this is '.* cores'"
+for host in here another; do
+  if [[ $host == another ]]; then
+    sed -i 's/^host: .*/host: "another"/' "$work/learned.txtpb"
+  fi
+  for verb in run search simulate; do
+    where=(--cluster local-cpu:2 --strategy "tp=2,mbs=4")
+    if [[ $verb == run ]]; then
+      where=(--nproc 2 --strategy "tp=2,mbs=4" "${text[@]}" --steps 1)
+    elif [[ $verb == search ]]; then
+      where+=(--proposals 0)
+    fi
+    "$tessera" $verb "${tiny[@]}" "${where[@]}" \
+      --profile "$work/learned.txtpb" >/dev/null 2>"$work/err"
+    warnings=$(grep -c "$other" "$work/err" || true)
+    [[ $warnings == $([[ $host == another ]] && echo 1 || echo 0) ]] ||
+      fail "$verb with a profile of $host: $(cat "$work/err")"
+  done
+done
+# A cluster of GPUs may be anywhere.
+"$tessera" simulate "${tiny[@]}" --cluster dgx-h100:1x2 \
+  --profile "$work/learned.txtpb" >/dev/null 2>"$work/err"
+if grep -q "was measured on" "$work/err"; then fail "a host of GPUs"; fi
 fails 2 "is of 'another'" run "${tiny[@]}" "${text[@]}" --nproc 2 \
   --strategy tp=2,mbs=4 --learn "$work/learned.txtpb"
 

@@ -176,6 +176,22 @@ same "$examples/models/t5-tiny" mbs=2 pp=2,mbs=1 --end-of-text 10
 fails 2 "--mask-token: has no effect" run "${tiny[@]}" "${text[@]}" \
   --mask-token 3 --steps 1
 
+# Ctrl-C while weights are drawn, which takes a second or more.
+"$tessera" run --model zoo:gpt2 --global-batch 1 --seq-len 16 "${text[@]}" \
+  --nproc 1 --json >"$work/none.json" 2>"$work/stderr" &
+job=$!
+for _ in $(seq 300); do
+  if [[ -s $work/stderr ]]; then break; fi # a warning: the job was read
+  sleep 0.1
+done
+sleep 0.2
+kill -INT $job
+code=0
+wait $job || code=$?
+[[ $code == 130 ]] || fail "exit code $code for a run that had not begun"
+json 'j == {"first_step": 0, "losses": [], "interrupted": True}' \
+  "$work/none.json" >/dev/null
+
 # Ctrl-C, with and without a place for the checkpoint.
 interrupt() {
   "$tessera" run "${tiny[@]}" "${text[@]}" --steps 100000 --nproc 2 "$@" \

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <set>
 
+#include "planner/ops/accumulation.h"
 #include "runtime/kernels/kernel.h"
 #include "runtime/thread_pool.h"
 #include "tests/support/kernel_cases.h"
@@ -238,11 +239,7 @@ TEST_P(KernelContract, AccumulationAdds) {
     }
     const Tensors sums = Compute(again, {.accumulate = true});
     for (size_t k = 0; k < sums.size(); ++k) {
-      // The log-sum-exp is a statistic, not a sum; of a batch norm's gradients
-      // only those of the weights are added to.
-      const bool anew = (problem.op->name == "cross_entropy" && k > 0) ||
-                        (problem.op->name.ends_with("batch_norm_dx") && k == 0);
-      const double base = anew ? 0 : 1;
+      const double base = AddsToResult(*problem.op, k) ? 1 : 0;
       for (int64_t i = 0; i < sums[k].elements(); ++i) {
         EXPECT_NEAR(sums[k].At(i), base + fresh[k].At(i), 1e-12)
             << problem.op->name << " result " << k << " element " << i;
@@ -370,6 +367,15 @@ TEST(KernelTable, EveryOperatorHasItsKernels) {
     found.insert(std::string(kernel.name));
   }
   EXPECT_THAT(found, ::testing::ElementsAreArray(wanted));
+}
+
+// Lowering relies on it.
+TEST(KernelTable, AccumulateAsTheirOperatorsSay) {
+  for (const OpDef& op : Ops()) {
+    if (const auto kernel = FindCpuKernel(op.name)) {
+      EXPECT_EQ((*kernel)->accumulates, Accumulates(op)) << op.name;
+    }
+  }
 }
 
 TEST(KernelTable, EveryOperatorHasACase) {

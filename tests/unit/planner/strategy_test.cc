@@ -251,8 +251,8 @@ TEST(ParseStrategy, SizesOfBuckets) {
     ASSERT_FALSE(bad.has_value()) << size;
     EXPECT_EQ(bad.error().ToString(),
               "bucket: is '" + size +
-                  "': expected a size such as 25MB, or 0 for one bucket for "
-                  "each block");
+                  "': expected a size such as 25MB (B, kB, MB, GB, KiB, MiB or "
+                  "GiB), or 0 for one bucket for each block");
   }
 }
 
@@ -451,6 +451,15 @@ TEST(PlanFromStrategy, UlyssesSplitsHeadsInAttentionOnly) {
   EXPECT_EQ(too_many.error().ToString(),
             "tp=1 and cp=16 leave an empty shard: 8 heads cannot be "
             "split over 16 ranks ('h.0.attn')");
+}
+
+TEST(PlanFromStrategy, ZigzagCutsTheSequenceIntoTwoChunksARank) {
+  const auto plan = Make(Model("gpt2-tiny", 8, 64), *MakeCluster("local-cpu:3"),
+                         "cp=3,cp-balance=zigzag");
+  ASSERT_FALSE(plan.has_value());
+  EXPECT_EQ(plan.error().ToString(),
+            "cp=3,cp-balance=zigzag: the order cuts sequences into 6 chunks: "
+            "expected a divisor of the sequence length 64");
 }
 
 TEST(PlanFromStrategy, RingStreamsWhatSplitsTheSequence) {

@@ -11,8 +11,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr std::string_view kAccepted[] = {
-    "--model", "--json", "--seed",  "--profile",   "--dtype",
-    "--lr",    "-o",     "--check", "--optimizer", "--weight-decay"};
+    "--model",     "--json",         "--seed",  "--profile",
+    "--dtype",     "--lr",           "-o",      "--check",
+    "--optimizer", "--weight-decay", "--betas", "--epsilon"};
 
 Result<Options> Parse(const std::vector<std::string>& arguments) {
   return ParseFlags(kAccepted, 1, arguments);
@@ -55,6 +56,8 @@ TEST(ParseFlagsTest, ANumberMayBeLeftOut) {
   }
   EXPECT_THAT(ErrorOf({"--check", "0"}), HasSubstr("--check: '0' is not"));
   EXPECT_THAT(ErrorOf({"--check", "few"}), HasSubstr("whole number"));
+  EXPECT_THAT(ErrorOf({"--check", "-1"}),
+              HasSubstr("--check: '-1' is not a whole number of at least 1"));
 }
 
 TEST(ParseFlagsTest, NamesWhatIsWrong) {
@@ -99,6 +102,41 @@ TEST(ParseFlagsTest, WeightDecayIsTheOptimizersUnlessItIsGiven) {
   EXPECT_EQ(decay({"--optimizer", "adam", "--weight-decay", "0"}), 0);
   EXPECT_THAT(ErrorOf({"--optimizer", "adam", "--weight-decay", "0.1"}),
               HasSubstr("--weight-decay: adam has none"));
+}
+
+TEST(ParseFlagsTest, BetasAndEpsilonAreThoseOfTheOptimizer) {
+  const auto adamw = Parse({"--betas", "0.8,0.999", "--epsilon", "1e-6"});
+  ASSERT_TRUE(adamw) << adamw.error().ToString();
+  EXPECT_EQ(adamw->training.beta1, 0.8);
+  EXPECT_EQ(adamw->training.beta2, 0.999);
+  EXPECT_EQ(adamw->training.epsilon, 1e-6);
+  const auto momentum = Parse({"--optimizer", "momentum", "--betas", "0"});
+  ASSERT_TRUE(momentum) << momentum.error().ToString();
+  EXPECT_EQ(momentum->training.beta1, 0);
+  for (const char* betas : {"1,0.9", "0.9,1", "-0.1,0.9", "0.9,", ",", "0.9,x",
+                            "0.9,0.95,0.99", "nan,0.9"}) {
+    EXPECT_THAT(ErrorOf({"--betas", betas}),
+                HasSubstr("is not B1,B2, each of at least 0 and below 1"))
+        << betas;
+  }
+  for (const char* epsilon : {"0", "-1e-8", "1e-60", "inf", "small"}) {
+    EXPECT_THAT(ErrorOf({"--epsilon", epsilon}),
+                HasSubstr("is not a number above 0 that fp32 holds"))
+        << epsilon;
+  }
+  EXPECT_THAT(ErrorOf({"--betas", "0.9"}),
+              HasSubstr("--betas: adamw has two: expected B1,B2"));
+  EXPECT_THAT(ErrorOf({"--optimizer", "momentum", "--betas", "0.9,0.95"}),
+              HasSubstr("--betas: momentum has one: expected B1 alone"));
+  for (const char* optimizer : {"sgd", "adafactor"}) {
+    EXPECT_THAT(ErrorOf({"--betas", "0.9,0.95", "--optimizer", optimizer}),
+                HasSubstr(std::string("--betas: ") + optimizer + " has none"));
+  }
+  for (const char* optimizer : {"sgd", "adafactor", "momentum"}) {
+    EXPECT_THAT(
+        ErrorOf({"--epsilon", "1e-8", "--optimizer", optimizer}),
+        HasSubstr(std::string("--epsilon: ") + optimizer + " has none"));
+  }
 }
 
 TEST(VerbsTest, EveryFlagExistsAndIsListedOnce) {
