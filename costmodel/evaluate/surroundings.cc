@@ -38,8 +38,10 @@ bool IsInner(const LoweringFacts& facts, TensorId id, int block) {
          });
 }
 
-// All of a block but names.
-IntKey FormKey(const LoweringFacts& facts, const Pricer& pricer, int block) {
+// All of a block but names. `added` says of each tensor whether it is a weight
+// whose gradient has several terms.
+IntKey FormKey(const LoweringFacts& facts, const Pricer& pricer,
+               const std::vector<bool>& added, int block) {
   const Graph& graph = facts.graph;
   const auto b = static_cast<size_t>(block);
   std::vector<NodeId> nodes = facts.forward_nodes[b];
@@ -93,6 +95,7 @@ IntKey FormKey(const LoweringFacts& facts, const Pricer& pricer, int block) {
     const std::vector<TensorId>& home = facts.home_weights[b];
     key.push_back(std::ranges::find(home, id) != home.end());
     key.push_back(facts.running_momenta[id.index()] >= 0);
+    key.push_back(added[id.index()]);
     // Tied weights are sent in the graph's order.
     key.push_back(std::ranges::count_if(tensors, [&](TensorId other) {
       return graph.tensor(other).kind == TensorKind::kWeight && other < id;
@@ -106,9 +109,15 @@ IntKey FormKey(const LoweringFacts& facts, const Pricer& pricer, int block) {
 std::vector<int> FormsOf(const LoweringFacts& facts, const Pricer& pricer) {
   std::map<IntKey, int> numbers;
   std::vector<int> forms;
+  std::vector<bool> seen(facts.graph.tensors.size());
+  std::vector<bool> added(seen.size());
+  for (const GradientTerm& term : facts.graph.gradients) {
+    if (seen[term.weight.index()]) added[term.weight.index()] = true;
+    seen[term.weight.index()] = true;
+  }
   const auto blocks = static_cast<int>(facts.graph.blocks.size());
   for (int block = 0; block < blocks; ++block) {
-    IntKey key = FormKey(facts, pricer, block);
+    IntKey key = FormKey(facts, pricer, added, block);
     const auto next = static_cast<int>(numbers.size());
     forms.push_back(numbers.try_emplace(std::move(key), next).first->second);
   }

@@ -236,7 +236,7 @@ for flags in "--global-batch 0" "--seq-len -1" "--seq-len 8"; do
 done
 
 # Models that are written without a library, against PyTorch.
-if "$python" -c 'import numpy' 2>/dev/null; then
+if "$python" -c 'import numpy, onnxruntime' 2>/dev/null; then
   "$python" "$root/tests/bench/against_export.py" --steps 1 "$tessera" \
     nano-by-hand nano-einsum-heads llama-pairs vit-norms-indexed \
     multi-head-weights transformer series-gru spreads in-place repeats alibi \
