@@ -637,7 +637,7 @@ Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
   for (const auto& [name, parts] : values) {
     const Value& first = tasks.value(parts[0]);
     const auto write = [&](std::span<const std::byte> elements) {
-      if (!saved || !*saved) return;
+      if (!writer || !saved || !*saved) return;
       saved = WriteFinite(elements, first.dtype, *writer);
     };
     // Tiles are put together first.

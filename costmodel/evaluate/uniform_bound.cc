@@ -8,6 +8,7 @@
 
 #include "costmodel/evaluate/all_reduce.h"
 #include "planner/base/rng.h"
+#include "planner/ops/accumulation.h"
 #include "planner/plan/work_shares.h"
 #include "planner/schedule/pipeline_schedule.h"
 
@@ -64,6 +65,9 @@ int64_t Picoseconds(double bytes, BytesPerSecond rate) {
   return bytes > 0 ? static_cast<int64_t>(bytes / rate.value * 1e12) : 0;
 }
 
+// Moments and masters are read and written.
+constexpr double kUpdatePasses = 2;
+
 constexpr Score kNothingKnown = {Duration{}, Bytes{}, /*feasible=*/true};
 
 // Fields of so many bits each.
@@ -112,7 +116,10 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
       shapes_(ShapesOf(short_.graph, Plan().prefetch)),
       pricer_(short_.graph, cluster, profile, PricerOptionsOf(options)),
       host_size_(HostSize(cluster, pricer_)),
-      clips_(options.clip > 0) {
+      clips_(options.clip > 0),
+      adds_apart_(std::ranges::any_of(short_.graph.nodes, [&](const Node& n) {
+        return !AddsItsGradients(short_.graph, n);
+      })) {
   if (profile != nullptr) return;
   const Router router(cluster);
   double in = 0;
@@ -469,6 +476,8 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
     return std::nullopt;
   }
   setting.shape = {strategy.pp, strategy.vp, static_cast<int>(batch / samples)};
+  // Of the tables' plans, which have more, gradients are added up.
+  if (adds_apart_ && setting.shape.microbatches == 1) return std::nullopt;
   const bool splits = (*schedule)->put_off != nullptr;
   const BlockCosts& blocks = CostsOf(strategy, splits);
   if (blocks.empty()) return std::nullopt;
@@ -510,15 +519,15 @@ int64_t UniformBound::UpdateOf(const Strategy& strategy, const Setting& setting,
   if (strategy.optimizer_tier == MemoryTier::kDevice) {
     return strategy.zero == 0 ? setting.pipeline->stages[stage].update : 0;
   }
-  return clips_ ? HostUpdate(strategy, setting, stage) : 0;
+  return clips_ ? OnHost(kUpdatePasses * StateBytes(strategy, setting, stage))
+                : 0;
 }
 
-// Moments and masters are read and written.
-int64_t UniformBound::HostUpdate(const Strategy& strategy,
-                                 const Setting& setting, size_t stage) const {
-  const double state = StoredBytes(setting.pipeline->stages[stage], 2,
-                                   strategy.zero, setting.dp);
-  return OnHost(2 * state);
+// Of an optimizer beside the device.
+double UniformBound::StateBytes(const Strategy& strategy,
+                                const Setting& setting, size_t stage) const {
+  return StoredBytes(setting.pipeline->stages[stage], 2, strategy.zero,
+                     setting.dp);
 }
 
 // Of bytes that the host reads and writes for one device, while all its devices
@@ -540,22 +549,26 @@ int64_t UniformBound::TierTime(const Strategy& strategy, const Setting& setting,
       strategy.zero == 0 ? 1 : setting.dp * strategy.cp * strategy.ep);
   const double fetched = m * static_cast<double>(cost.gathered) / cuts;
   const double gradients = static_cast<double>(cost.exchanged[1]) / cuts;
-  const double state = StoredBytes(cost, 2, strategy.zero, setting.dp);
-  double on_host = 2 * state;  // read and written
-  double out = gradients;
+  double on_host = 0;
+  double out = 0;
   double in = 0;
   double file_read = 0;
   double file_written = 0;
+  if (strategy.optimizer_tier != MemoryTier::kDevice) {
+    const double state = StateBytes(strategy, setting, stage);
+    on_host += kUpdatePasses * state;
+    out += gradients;
+    if (strategy.optimizer_tier == MemoryTier::kFile) {
+      file_read += state;
+      file_written += state;
+    }
+  }
   if (strategy.gradient_tier != MemoryTier::kDevice) {
-    out *= m;
+    out = m * gradients;
     on_host += 3 * m * gradients;  // both terms read, the sum written
   }
   if (strategy.parameter_tier != MemoryTier::kDevice) in += fetched;
   if (strategy.parameter_tier == MemoryTier::kFile) file_read += fetched;
-  if (strategy.optimizer_tier == MemoryTier::kFile) {
-    file_read += state;
-    file_written += state;
-  }
   int64_t time = std::max(
       OnHost(on_host),
       std::max(Picoseconds(file_read * host_size_, host.storage_read),

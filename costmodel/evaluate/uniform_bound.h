@@ -72,7 +72,8 @@
 // limit, and sends within a host; all latencies of exchanges between replicas;
 // the optimizer where ZeRO cuts its state; the sum of squares' reduction;
 // collectives wherever ranks are laid so that a layer's replica is not a block
-// of neighbours; whatever the table cannot know because a strategy offloads
+// of neighbours; plans of one microbatch where gradients of others are added
+// apart; whatever the table cannot know because a strategy offloads
 // activations, is rooted, splits branches or has a table of actions, and
 // clusters of unlike hosts or devices: these have the bound of no time and no
 // memory.
@@ -200,8 +201,8 @@ class UniformBound {
                                    const Strategy& strategy) const;
   int64_t UpdateOf(const Strategy& strategy, const Setting& setting,
                    size_t stage) const;
-  int64_t HostUpdate(const Strategy& strategy, const Setting& setting,
-                     size_t stage) const;
+  double StateBytes(const Strategy& strategy, const Setting& setting,
+                    size_t stage) const;
   int64_t OnHost(double bytes) const;
   int64_t TierTime(const Strategy& strategy, const Setting& setting,
                    size_t stage) const;
@@ -228,6 +229,9 @@ class UniformBound {
   Pricer pricer_;
   int host_size_ = 0;  // devices of each host; 0: hosts or devices differ
   const bool clips_;   // gradients, by the norm of all
+  // Some weights' gradients are added by a `sum`, unless there is one
+  // microbatch (AddsItsGradients).
+  const bool adds_apart_;
   // Bytes a second into or out of a host, whichever is more, and how often a
   // sum over hosts crosses that; 0: collectives are measured, or do not cross.
   double host_bandwidth_ = 0;

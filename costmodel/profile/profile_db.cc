@@ -120,6 +120,11 @@ std::vector<Error> Validate(const ProfileDb& profile) {
     if (key.device.empty()) report("device", "is empty");
     if (key.ranks < 1) report("ranks", "must be positive");
     if (key.nodes < 1) report("nodes", "must be positive");
+    const int64_t least_payload = key.rule.empty() ? 1 : 0;
+    if (key.payload.value < least_payload) {
+      report("payload_bytes",
+             "must be at least " + std::to_string(least_payload));
+    }
     if (!key.rule.empty()) {
       const auto rule = IndexRule::Parse(key.rule);
       if (!rule) {
@@ -148,7 +153,6 @@ std::vector<Error> Validate(const ProfileDb& profile) {
                             ": expected fp32, since communication is timed "
                             "by bytes");
       }
-      if (key.payload.value < 1) report("payload_bytes", "must be positive");
     }
     for (int64_t extent : key.extents) {
       if (extent < 1) report("extents", "must be positive");

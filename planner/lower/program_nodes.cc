@@ -154,19 +154,12 @@ std::vector<ValueId> ProgramBuilder::ReadsOf(NodeId id, const Node& node,
 }
 
 bool ProgramBuilder::AddsInPlace(const Node& node) const {
-  const auto is_of_weight = [&](TensorId result) {
-    return graph_.tensor(result).kind == TensorKind::kWeightGradient;
-  };
-  bool adds = Accumulates(*node.op);
-  for (size_t k = 0; k < node.results.size(); ++k) {
-    adds = adds && is_of_weight(node.results[k]) == AddsToResult(*node.op, k);
-  }
-  if (adds || OwnOpOf(*node.op) != nullptr) return true;
+  if (AddsItsGradients(graph_, node)) return true;
   return context_.plan().microbatches == 1 &&
          std::ranges::none_of(node.results, [&](TensorId result) {
-           return is_of_weight(result) &&
-                  std::ranges::count(graph_.gradients,
-                                     graph_.tensor(result).gradient_of,
+           const Tensor& tensor = graph_.tensor(result);
+           return tensor.kind == TensorKind::kWeightGradient &&
+                  std::ranges::count(graph_.gradients, tensor.gradient_of,
                                      &GradientTerm::weight) > 1;
          });
 }

@@ -90,4 +90,16 @@ bool AddsToResult(const OpDef& op, size_t k) {
   return true;
 }
 
+bool AddsItsGradients(const Graph& graph, const Node& node) {
+  bool any = false;
+  bool adds = Accumulates(*node.op);
+  for (size_t k = 0; k < node.results.size(); ++k) {
+    const bool of_weight =
+        graph.tensor(node.results[k]).kind == TensorKind::kWeightGradient;
+    any = any || of_weight;
+    adds = adds && of_weight == AddsToResult(*node.op, k);
+  }
+  return adds || !any || OwnOpOf(*node.op) != nullptr;
+}
+
 }  // namespace tessera

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "planner/ir/op.h"
+#include "planner/ir/graph.h"
 
 namespace tessera {
 
@@ -16,5 +16,9 @@ bool Accumulates(const OpDef& op);
 // Whether a call that accumulates adds to result k; else it writes it anew.
 // REQUIRES: Accumulates(op).
 bool AddsToResult(const OpDef& op, size_t k);
+
+// Whether a node's kernel adds to its gradients of weights, if it has such, and
+// to nothing else.
+bool AddsItsGradients(const Graph& graph, const Node& node);
 
 }  // namespace tessera

@@ -15,6 +15,7 @@
 #include "planner/plan/branches.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/rooted.h"
+#include "planner/plan/sequence_order.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/plan/strategy_text.h"

@@ -85,6 +85,8 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
   EXPECT_THAT(with("[1, 2, 3]", "[1073741824, 2097152, 3]"),
               HasSubstr("rows[0].extents: a tensor of more than 2^50"));
   EXPECT_THAT(with("1e-6", "-1"), HasSubstr("rows[0].median_seconds"));
+  EXPECT_THAT(with("samples", "payload_bytes: -5 samples"),
+              HasSubstr("rows[0].payload_bytes: must be at least 0"));
   EXPECT_THAT(with("bsh->bsh", "bsh>bsh"), HasSubstr("rows[0].rule"));
   // An operator's cost needs the factors of its own rule.
   EXPECT_THAT(with("'gelu'", "'embedding'"), HasSubstr("rows[0].rule"));
@@ -111,7 +113,7 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
   EXPECT_THAT(exchange("all-reduce", "bf16", 1),
               HasSubstr("rows[0].dtype: is bf16: expected fp32"));
   EXPECT_THAT(exchange("all-reduce", "fp32", 0),
-              HasSubstr("rows[0].payload_bytes: must be positive"));
+              HasSubstr("rows[0].payload_bytes: must be at least 1"));
 }
 
 }  // namespace
