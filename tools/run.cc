@@ -181,10 +181,17 @@ void WarnOfOtherRun(const Options& options, const Graph& graph,
     compare("sequence length", text(saved.seq_len),
             std::to_string(graph.seq_len));
     compare("type", saved.dtype, std::string(NameOf(graph.dtype)));
+    const bool says_all =
+        saved.global_batch && saved.seq_len && !saved.dtype.empty();
+    if (theirs.empty()) {
+      theirs = says_all ? "another model"
+                        : "another batch, sequence length, type or model";
+      theirs += " than this one";
+    } else {
+      theirs += ", and this one has " + ours;
+    }
     inputs.warnings.push_back(options.load + ": the run that wrote it had " +
-                              (theirs.empty()
-                                   ? "another model than this one"
-                                   : theirs + ", and this one has " + ours));
+                              theirs);
   }
   if (saved.stochastic_rounding != options.training.stochastic_rounding) {
     const bool then = saved.stochastic_rounding;
@@ -282,7 +289,7 @@ std::string ConfigIn(const std::string& folder) {
 }
 
 // Makes the folder, which must have no weights, and no other `config` than this
-// one: those of two models would look like one.
+// one (none where it is empty): those of two models would look like one.
 Result<void> MakeExportFolder(const std::string& folder,
                               const std::string& config) {
   std::error_code code;
@@ -298,7 +305,7 @@ Result<void> MakeExportFolder(const std::string& folder,
   }
   for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
     const std::string name = entry.path().filename();
-    // Of a run that was killed there may be "….tmp.PID.N" (AtomicFile).
+    // Of a run that was killed there may be "….tmp.HOST.PID.N" (AtomicFile).
     if (name.starts_with("model") &&
         name.find(".safetensors") != std::string::npos &&
         name.find(".tmp.") == std::string::npos) {
@@ -306,7 +313,7 @@ Result<void> MakeExportFolder(const std::string& folder,
     }
   }
   const std::string path = ConfigIn(folder);
-  if (config.empty() || !std::filesystem::exists(path, code)) return {};
+  if (!std::filesystem::exists(path, code)) return {};
   TESSERA_TRY(const std::string there, ReadFile(path));
   if (there == config) return {};
   return InvalidInput("has another model's config.json", "--export " + folder);

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -42,7 +43,14 @@ std::string DirectoryOf(const std::string& path) {
 
 constexpr std::string_view kBeside = ".tmp.";
 
-// The process that writes a file whose name ends in `suffix` behind kBeside:
+// What the names of this host's files beside `path` begin with.
+std::string PrefixBeside(const std::string& path) {
+  char host[HOST_NAME_MAX + 1] = {};
+  ::gethostname(host, HOST_NAME_MAX);
+  return path + std::string(kBeside) + host + ".";
+}
+
+// The process that writes a file whose name ends in `suffix` behind the host's:
 // "PID.N"; nothing for other names.
 std::optional<pid_t> WriterOf(std::string_view suffix) {
   const size_t dot = suffix.find('.');
@@ -55,17 +63,19 @@ std::optional<pid_t> WriterOf(std::string_view suffix) {
 }
 
 // Removes what processes of this host that are no more have left beside `path`.
+// Whether those of others run cannot be seen from here.
 void RemoveLeftovers(const std::string& path) {
   const std::string prefix =
-      std::filesystem::path(path).filename().string() + std::string(kBeside);
+      PrefixBeside(std::filesystem::path(path).filename());
   std::error_code code;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(DirectoryOf(path), code)) {
-    const std::string name = entry.path().filename();
+  std::filesystem::directory_iterator entry(DirectoryOf(path), code);
+  const std::filesystem::directory_iterator end;
+  for (; !code && entry != end; entry.increment(code)) {
+    const std::string name = entry->path().filename();
     if (!name.starts_with(prefix)) continue;
     const auto process = WriterOf(std::string_view(name).substr(prefix.size()));
     if (!process || ::kill(*process, 0) == 0 || errno != ESRCH) continue;
-    ::unlink(entry.path().c_str());
+    ::unlink(entry->path().c_str());
   }
 }
 
@@ -101,6 +111,12 @@ void DropByteOrderMark(std::string& text) {
 }
 
 std::string ResolveLinks(const std::string& path) {
+  // Links to what is open (/dev/stdout) name no file that could be opened where
+  // that is a pipe.
+  struct stat status;
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    return path;
+  }
   std::filesystem::path file = path;
   // As many as Linux follows (path_resolution(7)).
   for (int links = 0; links < 40; ++links) {
@@ -127,9 +143,9 @@ Result<AtomicFile> AtomicFile::Create(const std::string& path) {
     return created;
   }
   RemoveLeftovers(created.target_);
-  // Process id and counter, so that neither threads nor processes collide.
+  // Host, process id and counter, so that neither threads nor processes collide.
   static std::atomic<int> counter = 0;
-  const std::string beside = created.target_ + std::string(kBeside) +
+  const std::string beside = PrefixBeside(created.target_) +
                              std::to_string(::getpid()) + "." +
                              std::to_string(counter++);
   created.file_ =

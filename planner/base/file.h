@@ -22,16 +22,16 @@ bool IsRegularFile(const std::string& path);
 void DropByteOrderMark(std::string& text);
 
 // The file that `path` names once the symbolic links at its end are followed,
-// whether or not it exists.
+// whether or not it exists; `path` itself where that is no regular file.
 std::string ResolveLinks(const std::string& path);
 
 // A file that takes the place of the one at `path` once it is whole: it is
 // written beside that, on its file system, and renamed over it when all is on
 // the disk. Destroyed before that, it is removed, and `path` is as it was; what
-// a process that was killed has left ("PATH.tmp.PID.N") is removed by the next
-// on this host that writes the same file. Symbolic links are followed, and a
-// file that is replaced keeps its mode; what is not a regular file (a terminal,
-// a pipe) cannot be replaced and is written in place.
+// a process that was killed has left ("PATH.tmp.HOST.PID.N") is removed by the
+// next that writes the same file on a host of that name. Symbolic links are
+// followed, and a file that is replaced keeps its mode; what is not a regular
+// file (a terminal, a pipe) cannot be replaced and is written in place.
 //
 // Errors name `path`: kNotFound for a missing directory, else kUnavailable, or
 // kInvalidInput for a path that cannot be a file's.

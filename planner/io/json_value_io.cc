@@ -1,6 +1,9 @@
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 
+#include <charconv>
+#include <cmath>
+#include <cstdint>
 #include <sstream>
 
 #include "planner/base/file.h"
@@ -51,6 +54,19 @@ JsonValue FromStruct(const google::protobuf::Struct& message) {
   return value;
 }
 
+// The shortest that reads as `number`. Whole ones have no exponent, with which
+// other readers would take them for fractions (Python's json).
+std::string NumberText(double number) {
+  const bool is_whole =
+      number == std::trunc(number) && std::abs(number) < 0x1p53;
+  char buffer[32];
+  char* const end = buffer + sizeof(buffer);
+  const auto written =
+      is_whole ? std::to_chars(buffer, end, static_cast<int64_t>(number))
+               : std::to_chars(buffer, end, number);
+  return {buffer, written.ptr};
+}
+
 }  // namespace
 
 const JsonValue& JsonValue::Field(std::string_view key) const {
@@ -68,9 +84,7 @@ std::string JsonValue::ToString() const {
     case Kind::kBool:
       return boolean ? "true" : "false";
     case Kind::kNumber:
-      out.precision(17);
-      out << number;
-      return out.str();
+      return NumberText(number);
     case Kind::kString:
       return "\"" + text + "\"";
     case Kind::kArray:

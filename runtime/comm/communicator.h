@@ -51,8 +51,9 @@ struct CommOptions {
   Duration timeout = Duration::FromSeconds(600);
   // Told who has not come yet, where ranks that meet wait for long; or empty.
   std::function<void(const std::string& who)> waiting = {};
-  // Told, once in the job and on one of its ranks, who makes an operation wait
-  // for longer than `patience`; or empty.
+  // Told, once and on one of the ranks, who makes an operation wait for longer
+  // than `patience`, and again of a later wait (NCCL: once in the job); or
+  // empty.
   std::function<void(const std::string& what)> stalled = {};
   Duration patience = Duration::FromSeconds(30);
   // Once true, a wait before this rank's first task ends the job with

@@ -71,9 +71,9 @@ Error RankWaitedTooLong(int rank, Duration limit, std::string_view for_whom) {
   return Tell(rank, kWaited, limit.seconds(), " s for ", for_whom);
 }
 
-std::string StallText(int rank, Duration patience, Duration limit,
+std::string StallText(int rank, Duration waited, Duration limit,
                       std::string_view for_whom) {
-  return Text(kRank, rank, " has waited ", patience.seconds(), " s for ",
+  return Text(kRank, rank, " has waited ", waited.seconds(), " s for ",
               for_whom, "; it gives up after ", limit.seconds(), " s");
 }
 

@@ -21,7 +21,7 @@ Error RankWaitedTooLong(int rank, Duration limit, std::string_view for_whom);
 Error StoreOfRankZero(std::string_view address, std::string_view trouble);
 
 // No error yet: for CommOptions::stalled.
-std::string StallText(int rank, Duration patience, Duration limit,
+std::string StallText(int rank, Duration waited, Duration limit,
                       std::string_view for_whom);
 
 // `error`, which `rank` met, as its peers are to be told of it: as it is where

@@ -57,7 +57,7 @@ struct RegionHeader {
   std::atomic<AbortState> abort_state;  // set after what follows
   std::atomic<ErrorCode> abort_code;
   AtomicText<512> abort_message;
-  std::atomic<bool> stall_told;  // CommOptions::stalled was called
+  std::atomic<bool> stall_told;  // a rank waits, and has told of its stall
 };
 
 // What a rank is about to do in a collective; peers compare it to their own.

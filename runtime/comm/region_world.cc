@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -40,7 +41,8 @@ constexpr int kYields = 20;
 constexpr Duration kHealthInterval = {100'000'000'000};  // 0.1 s
 // More between two looks at a peer is no waiting: this process was stopped.
 constexpr auto kLongestLook = std::chrono::seconds(2);
-// A rank that waits has looked within this.
+// A rank that waits has looked within this, or within half of a patience that
+// is shorter than twice this.
 constexpr auto kFreshLook = std::chrono::seconds(1);
 // Peers that are told to stop as well come by themselves within this.
 constexpr auto kStopPatience = std::chrono::seconds(1);
@@ -280,9 +282,18 @@ Result<void> RegionWorld::Wait(Bell& bell, Ready ready, Awaited awaited) {
     explicit Sleeper(Bell& b) : bell(b) { bell.sleepers.fetch_add(1); }
     ~Sleeper() { bell.sleepers.fetch_sub(1); }
   } sleeper(bell);
+  // One rank tells of a stall. The next may be told of once its wait is over.
+  struct Stall {
+    std::atomic<bool>& told;
+    bool told_here = false;
+    ~Stall() {
+      if (told_here) told.store(false);
+    }
+  } stall{region_->header().stall_told};
   Clock::time_point checked = Clock::now();
-  // Without the time in which Ctrl-Z stopped ranks; and that since `stop`.
-  Clock::duration waited{}, waited_to_stop{};
+  // Without the time in which Ctrl-Z stopped ranks; that since `stop`; and that
+  // since a stall was last told of, which may be what this wait began with.
+  Clock::duration waited{}, waited_to_stop{}, untold{};
   for (;;) {
     const uint32_t rung = bell.rung.load();
     if (ready()) return {};
@@ -292,6 +303,7 @@ Result<void> RegionWorld::Wait(Bell& bell, Ready ready, Awaited awaited) {
       const auto look = std::min<Clock::duration>(now - checked, kLongestLook);
       waited += look;
       if (MayStop()) waited_to_stop += look;
+      untold = stall.told.load() ? Clock::duration() : untold + look;
       checked = now;
       region_->inbox(rank_).looked_at.store(Nanoseconds(now));
       std::optional<Error> trouble = FindTrouble(awaited);
@@ -307,8 +319,9 @@ Result<void> RegionWorld::Wait(Bell& bell, Ready ready, Awaited awaited) {
                              RanksText(awaited)),
                         ""};
       }
-      if (!trouble && Seconds(waited) > options_.patience.seconds()) {
-        TellOfStall(Seconds(waited), awaited);
+      if (!trouble && Seconds(untold) > options_.patience.seconds() &&
+          TellOfStall(Seconds(untold), Seconds(waited), awaited)) {
+        stall.told_here = true;
       }
       if (trouble) {
         TESSERA_RETURN_IF_ERROR(CheckUsable());
@@ -337,19 +350,23 @@ std::string RegionWorld::RanksText(Awaited awaited) const {
 }
 
 // A rank that waits itself is not to blame: it tells for whom. But ranks that
-// wait for each other are named after as long again.
+// wait for each other are named after as long again. Whether this rank told.
 template <typename Awaited>
-void RegionWorld::TellOfStall(double waited, Awaited awaited) {
-  std::atomic<bool>& told = region_->header().stall_told;
-  if (!options_.stalled || told.load()) return;
-  const bool whoever = waited > 2 * options_.patience.seconds();
-  const int64_t fresh = Nanoseconds(Clock::now() - kFreshLook);
+bool RegionWorld::TellOfStall(double untold, double waited, Awaited awaited) {
+  if (!options_.stalled) return false;
+  const double patience = options_.patience.seconds();
+  const bool whoever = untold > 2 * patience;
+  const auto fresh_look = std::min<Clock::duration>(
+      kFreshLook, std::chrono::nanoseconds(std::llround(patience * 1e9 / 2)));
+  const int64_t fresh = Nanoseconds(Clock::now() - fresh_look);
   const std::string who = RanksText([&](int r) {
     return awaited(r) &&
            (whoever || region_->inbox(r).looked_at.load() < fresh);
   });
-  if (who.empty() || told.exchange(true)) return;
-  options_.stalled(StallText(rank_, options_.patience, options_.timeout, who));
+  if (who.empty() || region_->header().stall_told.exchange(true)) return false;
+  options_.stalled(StallText(rank_, Duration::FromSeconds(std::floor(waited)),
+                             options_.timeout, who));
+  return true;
 }
 
 template <typename Awaited>

@@ -155,7 +155,7 @@ class RegionWorld : public CommWorld {
   template <typename Awaited>
   std::string RanksText(Awaited awaited) const;
   template <typename Awaited>
-  void TellOfStall(double waited, Awaited awaited);
+  bool TellOfStall(double untold, double waited, Awaited awaited);
   template <typename Awaited>
   std::optional<Error> FindTrouble(Awaited awaited);
   bool IsDead(int rank);

@@ -53,8 +53,9 @@ constexpr size_t kReplyBytes = 5;
 constexpr auto kGrace = std::chrono::seconds(10);
 // Connections that never finish their greeting are closed after this.
 constexpr auto kGreetingTime = std::chrono::seconds(10);
-// A store welcomes at once: who says nothing for so long is none.
-constexpr auto kWelcomeTime = std::chrono::seconds(5);
+// A store welcomes at once: who says nothing for so long is none. But a
+// launcher's socket listens before rank 0, which a busy host delays, serves it.
+constexpr auto kWelcomeTime = std::chrono::seconds(30);
 // How long the server stays for ranks that still have something to ask, or to
 // be told.
 constexpr auto kLingerTime = std::chrono::seconds(5);

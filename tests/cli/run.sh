@@ -75,6 +75,28 @@ json 'j["first_step"] == 3 and len(j["losses"]) == 3' "$work/second.json" \
   --load "$work/half.safetensors" >/dev/null 2>"$work/stderr"
 grep -q "half.safetensors: the run that wrote it had global batch 8, and this\
  one has 4$" "$work/stderr" || fail "another batch: $(cat "$work/stderr")"
+# Another model only where the checkpoint says all else.
+for unsaid in nothing seq_len; do
+  python3 - "$work" $unsaid <<'END'
+import json, struct, sys
+work, unsaid = sys.argv[1:]
+data = open(f"{work}/half.safetensors", "rb").read()
+end = 8 + struct.unpack("<Q", data[:8])[0]
+header = json.loads(data[8:end])
+header["__metadata__"]["graph"] = "another"
+header["__metadata__"].pop(unsaid, None)
+text = json.dumps(header).encode()
+open(f"{work}/other.safetensors", "wb").write(
+    struct.pack("<Q", len(text)) + text + data[end:])
+END
+  "$tessera" run "${training[@]}" --nproc 1 --load "$work/other.safetensors" \
+    >/dev/null 2>"$work/stderr"
+  sed -n 's/.*: the run that wrote it had //p' "$work/stderr"
+done >"$work/said"
+cmp - "$work/said" <<'END' || fail "$(cat "$work/said")"
+another model than this one
+another batch, sequence length, type or model than this one
+END
 
 # Ranks started by others: torchrun's variables.
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000)) WORLD_SIZE=2

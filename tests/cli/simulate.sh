@@ -87,6 +87,14 @@ last = max(end for spans in rows.values() for _, end in spans)
 assert abs(last * 1e-6 / step - 1) < 1e-6, (last, step)
 PYTHON
 
+# A trace can go into a pipe, where it is the file that it would be.
+piped=("${tiny[@]}" --cluster local-cpu:2)
+"$tessera" simulate "${piped[@]}" --trace "$work/piped.json" >/dev/null \
+  2>"$work/stderr"
+"$tessera" simulate "${piped[@]}" --trace /dev/fd/3 3>&1 >/dev/null \
+  2>"$work/stderr" | cat >"$work/copy.json"
+cmp "$work/piped.json" "$work/copy.json" || fail "a trace by way of a pipe"
+
 # A strategy as a plan file: the same step, and the file of its plan again.
 "$tessera" simulate "${tiny[@]}" --cluster local-cpu:4 --json \
   --strategy dp=2,tp=2,zero=1,mbs=2 --plan-out "$work/plan.json" \

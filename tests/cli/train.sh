@@ -75,6 +75,11 @@ mkdir "$work/taken"
 echo '{}' >"$work/taken/config.json"
 fails 2 "has another model's config.json" run "${training[@]}" --steps 2 \
   --export "$work/taken"
+# Nor has a graph, which comes without one.
+fails 2 "has another model's config.json" run \
+  --model "$examples/graphs/norm-in-parts.txtpb" --nproc 1 --steps 1 \
+  --export "$work/taken"
+[[ $(ls "$work/taken") == config.json ]] || fail "$(ls "$work/taken")"
 # A padded vocabulary is not in what is published: 256 tokens in 300 rows.
 padded=(--set model.vocab_multiple=100 --load "$work/weights")
 for strategy in dp=2 tp=2; do
@@ -176,20 +181,21 @@ same "$examples/models/t5-tiny" mbs=2 pp=2,mbs=1 --end-of-text 10
 fails 2 "--mask-token: has no effect" run "${tiny[@]}" "${text[@]}" \
   --mask-token 3 --steps 1
 
-# Ctrl-C while weights are drawn, which takes a second or more.
+# Ctrl-C while weights are drawn, or in the first step of a fast machine.
 "$tessera" run --model zoo:gpt2 --global-batch 1 --seq-len 16 "${text[@]}" \
   --nproc 1 --json >"$work/none.json" 2>"$work/stderr" &
 job=$!
 for _ in $(seq 300); do
-  if [[ -s $work/stderr ]]; then break; fi # a warning: the job was read
+  # A warning: the job was read.
+  if grep -q dropout "$work/stderr"; then break; fi
   sleep 0.1
 done
-sleep 0.2
 kill -INT $job
 code=0
 wait $job || code=$?
 [[ $code == 130 ]] || fail "exit code $code for a run that had not begun"
-json 'j == {"first_step": 0, "losses": [], "interrupted": True}' \
+json 'j["first_step"] == 0 and j["interrupted"] and (len(j["losses"]) == 1 or
+  j == {"first_step": 0, "losses": [], "interrupted": True})' \
   "$work/none.json" >/dev/null
 
 # Ctrl-C, with and without a place for the checkpoint.

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <climits>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -62,15 +64,24 @@ TEST_F(FileTest, UnfinishedOnesVanish) {
   EXPECT_EQ(Names(), std::set<std::string>{"file"});
 }
 
-// No process has the largest number; 1 is one that runs.
+// No process has the largest number; 1 is one that runs. Of other hosts'
+// processes nothing is known.
 TEST_F(FileTest, WhatKilledWritersLeftVanishes) {
-  const std::set<std::string> kept = {"file.tmp.1.0", "file.tmp.2147483647",
-                                      "file.tmp.2147483647.x", "file.tmp.x.0",
-                                      "other.tmp.2147483647.0"};
+  char host[HOST_NAME_MAX + 1] = {};
+  ASSERT_EQ(::gethostname(host, HOST_NAME_MAX), 0);
+  const std::string here = std::string(".tmp.") + host;
+  const std::set<std::string> kept = {"file" + here + ".1.0",
+                                      "file" + here + ".2147483647",
+                                      "file" + here + ".2147483647.x",
+                                      "file" + here + ".x.0",
+                                      "file" + here + "x.2147483647.0",
+                                      "file" + here + ".x.2147483647.0",
+                                      "file.tmp.2147483647.0",
+                                      "other" + here + ".2147483647.0"};
   for (const std::string& name : kept) {
     std::ofstream(folder_ + "/" + name) << "something else";
   }
-  std::ofstream(path_ + ".tmp.2147483647.12") << "half";
+  std::ofstream(path_ + here + ".2147483647.12") << "half";
   ASSERT_TRUE(AtomicFile::Create(path_));
   EXPECT_EQ(Names(), kept);
 }
@@ -100,6 +111,23 @@ TEST_F(FileTest, LinksAreFollowed) {
     EXPECT_EQ(*ReadFile(far + "/" + target), link);
   }
   fs::remove_all(far);
+}
+
+TEST_F(FileTest, PipesAreWrittenInPlace) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const std::string path = "/dev/fd/" + std::to_string(ends[1]);
+  fs::create_symlink(path, path_);
+  for (const std::string& name : {path, path_}) {
+    EXPECT_EQ(ResolveLinks(name), name);
+    const Result<void> written = WriteFileAtomically(name, "text");
+    ASSERT_TRUE(written) << written.error().ToString();
+    char read[8];
+    EXPECT_EQ(::read(ends[0], read, sizeof(read)), 4);
+    EXPECT_EQ(std::string(read, 4), "text");
+  }
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 // Whatever the process gives new ones.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -37,6 +38,7 @@ namespace {
 using std::chrono::steady_clock;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 
 enum class Kind { kThreads, kShm, kLoopback };
@@ -905,11 +907,26 @@ TEST(ShmWorldTest, AKilledRankIsNamedWithItsTask) {
 
 // Of ranks that wait for each other the one is named that does not wait, by one
 // rank.
+// Memory that the ranks of RunProcesses share.
+template <typename T>
+struct Shared {
+  T* const value =
+      static_cast<T*>(mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE,
+                           MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ~Shared() { munmap(value, sizeof(T)); }
+};
+
+// Of each stall one rank tells, and ranks 0 and 1 wait for rank 2 until then.
 TEST(ShmWorldTest, ARankThatStallsIsNamedOnce) {
+  const Shared<std::atomic<int>> times_told;
   std::string told;  // of each process
   CommOptions options;
-  options.patience = Duration::FromSeconds(0.5);
-  options.stalled = [&](const std::string& what) { told += what; };
+  options.patience = Duration::FromSeconds(2);
+  options.timeout = Duration::FromSeconds(30);
+  options.stalled = [&](const std::string& what) {
+    told += what + "\n";
+    times_told.value->fetch_add(1);
+  };
   const auto results = RunRanks(
       Kind::kShm, 3,
       [&](CommWorld& world) {
@@ -917,32 +934,75 @@ TEST(ShmWorldTest, ARankThatStallsIsNamedOnce) {
         const int rank = world.world_rank();
         world.SetCurrentTask(Text("task", rank));
         float x = 0;
-        if (rank == 2) usleep(1'200'000);
-        RANK_EXPECT(rank == 2 || all.Recv(&x, 4, rank + 1, 0));
-        RANK_EXPECT(rank == 0 || all.Send(&x, 4, rank - 1, 0));
+        for (int stall = 0; stall < 2; ++stall) {
+          RANK_EXPECT(all.Barrier());
+          if (rank == 2) {
+            for (int i = 0; i < 10'000 && *times_told.value == stall; ++i) {
+              usleep(1000);
+            }
+            usleep(300'000);  // others might tell as well
+          }
+          RANK_EXPECT(rank == 2 || all.Recv(&x, 4, rank + 1, 0));
+          RANK_EXPECT(rank == 0 || all.Send(&x, 4, rank - 1, 0));
+        }
         RANK_EXPECT(all.Barrier());
         return told;
       },
       options);
-  EXPECT_THAT(results,
-              ElementsAre("",
-                          "rank 1 has waited 0.5 s for rank 2 (in task "
-                          "'task2'); it gives up after 600 s",
-                          ""));
+  const std::string line =
+      "rank 1 has waited [23] s for rank 2 \\(in task 'task2'\\); it gives up "
+      "after 30 s\n";
+  EXPECT_THAT(results, ElementsAre("", MatchesRegex(line + line), ""));
+}
+
+TEST(ShmWorldTest, RanksThatWaitForEachOtherAreNamedLater) {
+  std::string told;            // of each process
+  CommWorld* ranks = nullptr;  // that of this process
+  CommOptions options;
+  options.patience = Duration::FromSeconds(2);
+  options.timeout = Duration::FromSeconds(30);
+  options.stalled = [&](const std::string& what) {
+    told += what;
+    ranks->Abort("told");
+  };
+  const auto results = RunRanks(
+      Kind::kShm, 2,
+      [&](CommWorld& world) {
+        ranks = &world;
+        RANK_EXPECT(All(world).Barrier());
+        float x = 0;
+        RANK_EXPECT(!All(world).Recv(&x, 4, 1 - world.world_rank(), 0));
+        return told;
+      },
+      options);
+  EXPECT_THAT(
+      results[0] + results[1],
+      MatchesRegex("rank [01] has waited [45] s for rank [01] \\(before "
+                   "its first task\\); it gives up after 30 s"));
 }
 
 // An interrupt ends a wait only as long as there is no step to be ended first.
 TEST(ShmWorldTest, AnInterruptEndsAWaitBeforeTheFirstTask) {
-  const std::atomic<bool> stop = true;
-  CommOptions options;
-  options.stop = &stop;
+  struct Flags {
+    std::atomic<bool> stop, rank0_ended;
+  };
   for (const std::string task : {"", "forward"}) {
+    const Shared<Flags> flags;
+    CommOptions options;
+    options.stop = &flags.value->stop;
+    options.timeout = Duration::FromSeconds(30);
     const auto results = RunRanks(
         Kind::kShm, 2,
         [&](CommWorld& world) {
           world.SetCurrentTask(task);
-          if (world.world_rank() == 1) usleep(1'500'000);
+          RANK_EXPECT(All(world).Barrier());
+          flags.value->stop = true;
+          if (world.world_rank() == 1) {
+            if (!task.empty()) usleep(1'500'000);
+            while (task.empty() && !flags.value->rank0_ended) usleep(1000);
+          }
           const auto result = All(world).Barrier();
+          flags.value->rank0_ended = true;
           if (result) return std::string("done");
           RANK_EXPECT(result.error().code == ErrorCode::kInterrupted);
           return result.error().message;

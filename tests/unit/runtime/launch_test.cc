@@ -6,8 +6,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 
 #include "runtime/comm/peer_errors.h"
@@ -361,6 +363,13 @@ Outcome Launch(int nproc, const std::string& what) {
   _exit(code);
 }
 
+bool IsStopped(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string stat;  // "PID (NAME) STATE ..."
+  std::getline(file, stat);
+  return stat.find(") T ") != std::string::npos;
+}
+
 TEST(RankOfLaunchTest, Run) {
   const char* value = getenv(kRankDoes);
   if (value == nullptr) return;  // runs only as a rank
@@ -401,13 +410,19 @@ TEST(RankOfLaunchTest, Run) {
     usleep(500'000);  // the others speak first
     Fail(InvalidInput("truncated", "tokens.bin"), 1);
   }
-  if (what == "interrupt with one stopped" && rank == 1) raise(SIGSTOP);
-  if (what.starts_with("interrupt") && rank == 0) {
-    usleep(50'000);  // one may stop before
-    kill(getppid(), SIGTERM);
-  }
   const std::vector<int> ranks = {0, 1, 2};
   auto* group = (*world)->Group(ranks).value();
+  if (what == "interrupt with one stopped" && rank < 2) {
+    pid_t pid = getpid();
+    if (rank == 1) {
+      if (!group->Send(&pid, sizeof(pid), 0, 0)) _exit(11);
+      raise(SIGSTOP);
+    } else {
+      if (!group->Recv(&pid, sizeof(pid), 1, 0)) _exit(11);
+      while (!IsStopped(pid)) usleep(1000);
+    }
+  }
+  if (what.starts_with("interrupt") && rank == 0) kill(getppid(), SIGTERM);
   for (;;) {
     const auto result = group->Barrier();
     if (!result) Fail(result.error(), 1);
@@ -475,8 +490,11 @@ TEST(LaunchRanksTest, SigtermIsPassedOn) {
 }
 
 TEST(LaunchRanksTest, AStoppedRankIsWokenToEnd) {
+  const auto start = std::chrono::steady_clock::now();
   const Outcome outcome = Launch(3, "interrupt with one stopped");
   EXPECT_EQ(outcome.code, kInterruptedExitCode);
+  // One that is not woken is killed later.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
 // Ranks that only saw another end as it was told to have not failed.
