@@ -143,7 +143,8 @@ Result<AtomicFile> AtomicFile::Create(const std::string& path) {
     return created;
   }
   RemoveLeftovers(created.target_);
-  // Host, process id and counter, so that neither threads nor processes collide.
+  // Host, process id and counter, so that neither threads nor processes
+  // collide.
   static std::atomic<int> counter = 0;
   const std::string beside = PrefixBeside(created.target_) +
                              std::to_string(::getpid()) + "." +

@@ -77,8 +77,8 @@ fails 2 "has another model's config.json" run "${training[@]}" --steps 2 \
   --export "$work/taken"
 # Nor has a graph, which comes without one.
 fails 2 "has another model's config.json" run \
-  --model "$examples/graphs/norm-in-parts.txtpb" --nproc 1 --steps 1 \
-  --export "$work/taken"
+  --model "$examples/graphs/norm-in-parts.txtpb" "${text[@]}" --nproc 1 \
+  --steps 1 --export "$work/taken"
 [[ $(ls "$work/taken") == config.json ]] || fail "$(ls "$work/taken")"
 # A padded vocabulary is not in what is published: 256 tokens in 300 rows.
 padded=(--set model.vocab_multiple=100 --load "$work/weights")

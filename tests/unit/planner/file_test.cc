@@ -70,14 +70,11 @@ TEST_F(FileTest, WhatKilledWritersLeftVanishes) {
   char host[HOST_NAME_MAX + 1] = {};
   ASSERT_EQ(::gethostname(host, HOST_NAME_MAX), 0);
   const std::string here = std::string(".tmp.") + host;
-  const std::set<std::string> kept = {"file" + here + ".1.0",
-                                      "file" + here + ".2147483647",
-                                      "file" + here + ".2147483647.x",
-                                      "file" + here + ".x.0",
-                                      "file" + here + "x.2147483647.0",
-                                      "file" + here + ".x.2147483647.0",
-                                      "file.tmp.2147483647.0",
-                                      "other" + here + ".2147483647.0"};
+  const std::set<std::string> kept = {
+      "file" + here + ".1.0",           "file" + here + ".2147483647",
+      "file" + here + ".2147483647.x",  "file" + here + ".x.0",
+      "file" + here + "x.2147483647.0", "file" + here + ".x.2147483647.0",
+      "file.tmp.2147483647.0",          "other" + here + ".2147483647.0"};
   for (const std::string& name : kept) {
     std::ofstream(folder_ + "/" + name) << "something else";
   }

@@ -136,15 +136,15 @@ TEST_F(PlanIoTest, TiersComeBack) {
 
 TEST_F(PlanIoTest, WhatASearchSaidIsRecordedAndPassedOver) {
   const Plan plan = Make("tp=2,pp=2");
-  const PlanPrediction prediction = {Duration{1'500'000'000'000}, false,
-                                     "zero-1", Duration{1'800'000'000'000},
-                                     0.0625, true};
+  const PlanPrediction prediction = {
+      Duration{1'500'000'000'000}, false,  "zero-1",
+      Duration{1'800'000'000'000}, 0.0625, true};
   const std::string path = TempPath("said.txtpb");
   ASSERT_TRUE(WritePlan(path, graph_, plan, &prediction).has_value());
   const std::string text = Contents(path);
-  for (const char* part : {"step_time_s: 1.5", "baseline: \"zero-1\"",
-                           "baseline_step_time_s: 1.8", "error_band: 0.0625",
-                           "confirmed: true"}) {
+  for (const char* part :
+       {"step_time_s: 1.5", "baseline: \"zero-1\"", "baseline_step_time_s: 1.8",
+        "error_band: 0.0625", "confirmed: true"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   const auto read = ReadPlan(path, graph_);
