@@ -28,7 +28,13 @@ import sys
 
 # The folder beside this file, not beside a link to it.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from torch_to_tessera import command  # noqa: E402
+try:
+    from torch_to_tessera import command
+except ModuleNotFoundError as error:
+    package = (error.name or "torch").partition(".")[0]
+    print(f"{sys.argv[0]}: Python has no {package}: pip install {package}",
+          file=sys.stderr)
+    sys.exit(2)
 
 if __name__ == "__main__":
     command.main(__doc__)

@@ -11,7 +11,7 @@ where that is larger); of batch norms also that of the running averages behind
 the last step. Exit status 1 where one is above 1e-4, or a model has other
 numbers of parameters in both.
 
-    pip install torch transformers torchvision numpy
+    pip install torch transformers torchvision safetensors numpy
 """
 
 import argparse
@@ -23,9 +23,11 @@ import tempfile
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import against_transformers
+import edge_models
 import image_models
 import plain_models
 from against_transformers import BATCH, SEED, SEQ_LEN, TEXT
@@ -142,13 +144,14 @@ MODELS = {
 }
 
 
-PLAIN = {name: kind for name, (_, kind) in plain_models.MODELS.items()
+WRITTEN = {**plain_models.MODELS, **edge_models.MODELS}
+PLAIN = {name: kind for name, (_, kind) in WRITTEN.items()
          if kind != "texts"}  # of one label, which are not among the data
 
 
 def plain(name):
     """What export_torch.py calls for it: MODULE:FUNCTION."""
-    make, kind = plain_models.MODELS[name]
+    make, kind = WRITTEN[name]
     function = "make_" + name.replace("-", "_")
     setattr(plain_models, function, lambda: (
         make(), plain_models.example(kind, 2, SEQ_LEN)))
@@ -297,7 +300,7 @@ def compare(args, name, work):
                   f"dp=2,tp=2,mbs={BATCH // 2}", "--save",
                   str(work / "last"))["losses"]
     tessera(1, "--strategy", f"mbs={BATCH}", "--save", str(work / "saved"))
-    saved = against_transformers.read_weights(work / "saved")
+    saved = load_file(work / "saved")
     other, momenta = train(module, batch, steps, recipe, replicas)
     gradients = {}
     all_of = sum(m.norm().item() ** 2 for m in momenta.values()) ** 0.5
@@ -318,7 +321,7 @@ def compare(args, name, work):
     more = {}
     # (DDP keeps the first replica's, Tessera the mean of all.)
     if averages and replicas == 1:
-        last = against_transformers.read_weights(work / "last")
+        last = load_file(work / "last")
         expected = recipe()
         def difference(name):
             # Where the means are zero but for rounding they are as good as

@@ -15,13 +15,12 @@ of a norm has none). Exit status 1 where one is above 1e-4. Outputs are
 those of tests/tessera_onnx_outputs beside TESSERA, on one rank; losses and
 gradients of 4 ranks.
 
-    pip install torch transformers onnx onnxruntime onnxscript numpy
+    pip install torch transformers onnx onnxruntime onnxscript safetensors numpy
 """
 
 import argparse
 import json
 import pathlib
-import struct
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ import onnxruntime
 import torch
 import transformers
 from onnx import numpy_helper
+from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -591,23 +591,6 @@ class Samples:
 
 # ---- Weights -------------------------------------------------------------------
 
-def read_weights(path):
-    """The tensors of a safetensors file in fp32 or fp64, by name."""
-    with open(path, "rb") as file:
-        size = struct.unpack("<Q", file.read(8))[0]
-        header = json.loads(file.read(size))
-        data = file.read()
-    weights = {}
-    for name, entry in header.items():
-        kinds = {"F32": np.float32, "F64": np.float64}
-        if name == "__metadata__" or entry["dtype"] not in kinds:
-            continue
-        begin, end = entry["data_offsets"]
-        values = np.frombuffer(data[begin:end], dtype=kinds[entry["dtype"]])
-        weights[name] = values.reshape(entry["shape"])
-    return weights
-
-
 class Parameters:
     """A module's numbers, found in a file by their values."""
 
@@ -742,7 +725,7 @@ def compare(args, name, work):
     rate = 100
     tessera("--steps", "1", "--optimizer", "sgd", "--lr", str(rate), "--clip",
             "0", "--export", work / "moved")
-    moved = read_weights(work / "moved" / "model.safetensors")
+    moved = load_file(work / "moved" / "model.safetensors")
     parameters = Parameters(module)
     if name in WIDE:
         module.double()

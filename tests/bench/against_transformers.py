@@ -10,13 +10,12 @@ bert, t5, opt, rnn_lm, rnn_classifier, rnn_translator. Prints one JSON object: f
 largest difference. (AdamW moves weights whose gradient is zero but for rounding,
 the biases of keys, by that: losses drift apart within some ten steps.)
 
-    pip install torch transformers numpy
+    pip install torch transformers safetensors numpy
 """
 
 import argparse
 import json
 import pathlib
-import struct
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import tempfile
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from pytorch_step import mix64, permuted
 
@@ -33,23 +33,6 @@ DEFAULTS = ["bert-tiny", "t5-tiny", "rnn-tiny", "nmt-tiny"]
 BATCH, SEQ_LEN, SEED = 8, 32, 3
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob",
             "dropout_rate", "dropout", "attention_dropout", "hidden_dropout")
-
-
-def read_weights(path):
-    """The tensors of a safetensors file in fp32 or fp64, by name."""
-    with open(path, "rb") as file:
-        size = struct.unpack("<Q", file.read(8))[0]
-        header = json.loads(file.read(size))
-        data = file.read()
-    tensors = {}
-    for name, entry in header.items():
-        dtype = {"F32": np.float32, "F64": np.float64}.get(entry.get("dtype"))
-        if name == "__metadata__" or dtype is None:
-            continue
-        begin, end = entry["data_offsets"]
-        values = np.frombuffer(data[begin:end], dtype=dtype)
-        tensors[name] = torch.from_numpy(values.copy()).reshape(entry["shape"])
-    return tensors
 
 
 # ---- Data: runtime/data/batches.cc ---------------------------------------------
@@ -271,7 +254,7 @@ def compare(args, name, work):
 
     tessera("--steps", "1", "--lr", "1e-30", "--save", folder / "weights")
     weights = {name: tensor
-               for name, tensor in read_weights(folder / "weights").items()
+               for name, tensor in load_file(folder / "weights").items()
                if not name.startswith("optimizer.")}
     own = tessera("--steps", str(args.steps), "--lr", "1e-3")["losses"]
     tokens = np.frombuffer(TEXT.read_bytes(), dtype=np.uint8)

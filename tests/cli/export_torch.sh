@@ -123,6 +123,88 @@ def frozen():
     return module, tokens
 
 
+class Labelled(nn.Module):
+    """Cross-entropies as they are spelled; `classes` of labels' extent, so that
+    nothing but their place tells them apart."""
+    def __init__(self, loss):
+        super().__init__()
+        self.table = nn.Embedding(256, 16)
+        self.head = nn.Linear(16, 8)
+        self.loss = loss
+
+    def forward(self, tokens, labels):
+        return self.loss(self.head(self.table(tokens)), labels)
+
+
+def labelled(loss):
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    return Labelled(loss), {"tokens": tokens, "labels": tokens.clone()}
+
+
+def flat():
+    return labelled(lambda x, y: nn.functional.cross_entropy(
+        x.flatten(0, 1), y.flatten()))
+
+
+def classes_second():
+    return labelled(lambda x, y: nn.functional.cross_entropy(
+        x.transpose(1, 2), y))
+
+
+def ignores():
+    return labelled(lambda x, y: nn.functional.cross_entropy(
+        x.flatten(0, 1), y.flatten(), ignore_index=32))
+
+
+def likelihood():
+    return labelled(lambda x, y: nn.functional.nll_loss(
+        nn.functional.log_softmax(x, -1).flatten(0, 1), y.flatten()))
+
+
+def likelihood_second():
+    return labelled(lambda x, y: nn.functional.nll_loss(
+        nn.functional.log_softmax(x.transpose(1, 2), 1), y))
+
+
+def likelihood_of_places():
+    return labelled(lambda x, y: nn.functional.nll_loss(
+        nn.functional.log_softmax(x, 1).flatten(0, 1), y.flatten()))
+
+
+def pairs():
+    def function(x):
+        y = x.mean(1)
+        return x + (torch.softmax(y @ y.t(), -1) @ y)[:, None]
+    return between(function)
+
+
+def all_samples():
+    return between(lambda x: torch.softmax(x.reshape(-1, 16), 0).view(x.shape))
+
+
+class Shifted(Between):
+    def forward(self, tokens):
+        return super().forward(nn.functional.pad(tokens, (1, -1)))
+
+
+def shifts_ids():
+    return Shifted(lambda x: x), torch.zeros(1, 8, dtype=torch.long)
+
+
+def rounds():
+    return between(lambda x: x * torch.div(x, 0.1, rounding_mode="floor"))
+
+
+def caches():
+    import transformers
+    config = transformers.LlamaConfig(
+        vocab_size=256, hidden_size=16, num_hidden_layers=1,
+        num_attention_heads=2, intermediate_size=24, bos_token_id=None,
+        eos_token_id=None)
+    return transformers.LlamaForCausalLM(config), {
+        "input_ids": torch.zeros(1, 8, dtype=torch.long)}
+
+
 def raises():
     raise RuntimeError("no such data")
 
@@ -240,7 +322,9 @@ if "$python" -c 'import numpy, onnxruntime' 2>/dev/null; then
   "$python" "$root/tests/bench/against_export.py" --steps 1 "$tessera" \
     nano-by-hand nano-einsum-heads llama-pairs vit-norms-indexed \
     multi-head-weights transformer series-gru spreads in-place repeats alibi \
-    axial sinusoids known-choice masked-numbers >plain.json 2>"$work/stderr" ||
+    axial sinusoids known-choice masked-numbers near-zero far-from-zero \
+    two-tensors read-twice prompt queries shifted lstm-cell gru-cell attended \
+    experts-soft experts-scatter experts-where >plain.json 2>"$work/stderr" ||
     fail "not as PyTorch: $(cat plain.json)"
 fi
 
@@ -269,11 +353,59 @@ for tracer in "" --fx; do
   fi
   grep -q "stops gradients (torch.no_grad)" stderr || fail "$(cat stderr)"
 done
-# What is trained although PyTorch would not is told.
+# What PyTorch would not train is trained where that is asked for alone.
+code=0
 "$python" "$root/tools/export_torch.py" own:frozen --loss -o frozen.json \
-  >/dev/null 2>stderr
-grep -q "1 parameter is frozen .*: head.bias" stderr || fail "$(cat stderr)"
+  >stdout 2>stderr || code=$?
+[[ $code == 2 && ! -e frozen.json ]] || fail "exit code $code of frozen ones"
+grep -q "1 parameter is frozen .*--train-frozen.*: head.bias" stderr ||
+  fail "$(cat stderr)"
+"$python" "$root/tools/export_torch.py" own:frozen --loss -o frozen.json \
+  --train-frozen >/dev/null 2>stderr
+grep -q "1 parameter is frozen .* trained .*: head.bias" stderr ||
+  fail "$(cat stderr)"
 grep -q "row 3 of table.weight is padding" stderr || fail "$(cat stderr)"
+
+# Classes behind the samples, as taggers have them, are those of the last
+# dimension; a softmax leaves logarithms of probabilities as they are.
+for loss in flat classes_second likelihood likelihood_second; do
+  "$python" "$root/tools/export_torch.py" "own:$loss" --name labelled \
+    -o "$loss.json" >/dev/null
+done
+cmp flat.json classes_second.json
+for loss in likelihood likelihood_second; do
+  json '[n["op"] for n in j["nodes"]][-3:] == [
+    "log_softmax", "count_labels", "cross_entropy"]' "$loss.json" >/dev/null
+done
+
+# What stands elsewhere than it may, by its line.
+while IFS=: read -r made problem; do
+  code=0
+  "$python" "$root/tools/export_torch.py" "own:$made" $([[ $made == ignores ||
+    $made == likelihood* ]] || echo --loss) -o none.json >stdout 2>stderr ||
+    code=$?
+  [[ $code == 2 && ! -e none.json ]] || fail "exit code $code of $made"
+  grep -q "own.py:[0-9]*): $problem" stderr || fail "$made: $(cat stderr)"
+done <<'EOF'
+ignores:ignore_index is 32: expected one below zero
+likelihood_of_places:expected what a log_softmax over the classes makes
+pairs:computes with pairs of samples
+all_samples:its result is not of each sample
+shifts_ids:'tokens' is of whole numbers, which 'slice' does not read
+rounds:rounds a quotient
+EOF
+
+# A model of transformers as its config makes it, with caches.
+"$python" "$root/tools/export_torch.py" own:caches --loss -o caches.json \
+  >/dev/null 2>stderr || fail "$(cat stderr)"
+
+# As it is called in docs/models.md; and where Python has no torch.
+[[ -x $root/tools/export_torch.py ]] || fail "export_torch.py is not executable"
+code=0
+"$python" -S "$root/tools/export_torch.py" --help >stdout 2>stderr || code=$?
+[[ $code == 2 && $(wc -l <stderr) == 1 ]] || fail "without torch: $(cat stderr)"
+grep -q "Python has no torch: pip install torch" stderr || fail "$(cat stderr)"
+
 # A function of one's own that fails; inputs without a sample.
 for made in "raises RuntimeError: no such data (.*own.py:" \
   "empty inputs: expected tensors of one or more samples, found a tensor of"; do
@@ -291,11 +423,10 @@ json '[n["op"] for n in j["nodes"] if n["op"] not in
   "clip", "hard_swish"]' bends.json >/dev/null
 json '[a["value"] for n in j["nodes"] if n["op"] == "clip"
   for a in n["attributes"]][:2] == [0, 6]' bends.json >/dev/null
-if "$python" "$root/tools/export_torch.py" own:beyond -o beyond.json \
-  >stdout 2>stderr; then
-  fail "a bound of 200 is not told from none"
-fi
-grep -q "a bound of 200, beyond" stderr || fail "$(cat stderr)"
+# A bound beyond what functions are told apart at is a step of its own.
+"$python" "$root/tools/export_torch.py" own:beyond -o beyond.json >/dev/null
+json '[a["value"] for n in j["nodes"] if n["op"] == "clip"
+  for a in n["attributes"]][3] == 200' beyond.json >/dev/null
 
 # Replicas' own batch norms.
 "$python" "$root/tools/export_torch.py" torchvision:resnet18 --image-size 32 \

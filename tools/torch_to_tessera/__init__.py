@@ -15,8 +15,8 @@ From the bottom up, each module reading those above it alone:
     graph, blocks   Tessera's graph; the blocks that stages are made of
     layout          the order of a tensor's dimensions
     parameters      parameters, and views and pieces of them
-    places          pieces of a dimension, and tensors beside each other
     broadcasting    dimensions of several tensors beside each other
+    places          pieces of a dimension, and tensors beside each other
     products, reductions
     rotary, attention, elementwise
     dense, tables, multiply, views

@@ -7,14 +7,14 @@ import torch
 
 from .broadcasting import arithmetic
 from .dimensions import Atom, Letters, extent, letters_of
-from .functions import function_of, number_of, round_number
+from .functions import number_of, round_number
 from .layout import apart, in_order
 from .nodes import shape_of
 from .parameters import Param
 from .problems import Unmappable
 from .products import product
 from .reductions import softmax_of
-from .values import Act, Value, is_constant
+from .values import Act, Value, is_constant, recognised
 
 RULE = "bsgrd!,bt!gd,btge!,bs,bt->bsgre,bsgr"
 HIDDEN = -1e4             # what is added to masked scores is below
@@ -190,6 +190,10 @@ def attend(walk, node, scores, values):
     sequences = [s[0], k.dims[2][0]]
     if any(atom not in walk.places for atom in sequences):
         raise Unmappable("attention along something else than a sequence")
+    of_heads = lambda x: set(x.dims[1] or x.dims[3])
+    if of_heads(q) & (of_heads(k) | of_heads(v)):
+        # What a group has several of, keys have once.
+        raise Unmappable("queries that are keys or values")
     split_heads(walk, q, k, v)
     heads = q.dims[1]
     dims = [b + heads, s, v.dims[3]] if joint else [b, heads, s, v.dims[3]]
@@ -226,9 +230,10 @@ def attend(walk, node, scores, values):
 def without_scale(x):
     """x without a factor that is gathered, and the factor."""
     if isinstance(x, Act) and x.samples is not None:
-        op, attributes = function_of(x.samples)
+        op, attributes = recognised(x)
         if op == "scale":
-            return dataclasses.replace(x, samples=None), attributes["factor"]
+            return (dataclasses.replace(x, samples=None, last=None, step=()),
+                    attributes["factor"])
     return x, 1
 
 

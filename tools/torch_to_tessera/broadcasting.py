@@ -2,6 +2,8 @@
 another; and arithmetic of two."""
 
 from .dimensions import Atom, Letters, extent, paired, wide
+from .graph import MOST_DIMENSIONS
+from .layout import slim
 from .problems import Unmappable
 from .values import Act
 
@@ -42,7 +44,7 @@ def aligned(walk, node, tensors):
                 long, short = ((result, dim) if len(result) >= len(dim) else
                                (dim, result))
                 of = dict(zip(*paired(long, short)))
-                result = [of[a] if of.get(a, a).letter in "bs" else a
+                result = [of[a] if a in of and of[a].letter in "bs" else a
                           for a in long]
         # A tensor may stand beside itself turned.
         result = [a if a not in used else Atom(f"{node.name}.{d}.{i}",
@@ -108,6 +110,9 @@ def arithmetic(walk, node, name, x, y):
                          "quotients, the larger and the smaller are computed")
     x, y = walk.tensor(x), walk.tensor(y)
     dims = aligned(walk, node, [x, y])
+    if sum(map(len, dims)) > MOST_DIMENSIONS:
+        x, y = slim(walk, node, x), slim(walk, node, y)
+        dims = aligned(walk, node, [x, y])
     x, y = (v.viewed([[]] * (len(dims) - len(v.dims)) + v.dims)
             for v in (x, y))
     own = ordered(dims, [x, y])

@@ -5,12 +5,13 @@ import torch
 
 from .dimensions import Atom, Letters, extent
 from .elementwise import binary
+from .functions import number_of
 from .layout import apart, compact, one_atom
 from .nodes import shape_of
 from .places import concatenated, piece, sliced_off
 from .problems import Unmappable
 from .products import product
-from .values import Act
+from .values import Act, is_constant
 
 
 def chosen_places(walk, node, x, k, dim, largest):
@@ -91,6 +92,27 @@ def scatter_add(walk, node, x, dim, ids, source):
                  sizes={"v": v.extent}, places=v.extent, suffix="put")[0]
     return binary(walk, node, "add", [x, Act(y, own, [
         [v] if i == dim else d for i, d in enumerate(source.dims)])])
+
+
+def scatter(walk, node, x, dim, ids, source, reduce=None):
+    """Zeros, with what is put at places of their own each."""
+    ids = walk.tensor(ids)
+    made = walk.graph.nodes.get(ids.tensor.partition(":")[0], {}).get("op")
+    if reduce is not None or made != "top_k" or is_constant(source) or (
+            not isinstance(x, torch.Tensor) or number_of(x) != 0):
+        raise Unmappable("expected zeros, the places of the largest elements, "
+                         "and what is put there")
+    source, ids, dim = by_places(walk, node, "scatter", walk.act(source), dim,
+                                 ids)
+    [k] = source.dims[dim]
+    v = Atom(f"{node.name}.v", shape_of(node)[dim], "f")
+    own = [v if a == k else a for a in source.own]
+    letters = Letters({v: "v"})
+    y = walk.add("scatter_add", node, [source.tensor, ids.tensor],
+                 f"{letters(source.own)},{letters(ids.own)}->{letters(own)}",
+                 sizes={"v": v.extent}, places=v.extent, suffix="put")[0]
+    return Act(y, own, [[v] if i == dim else d
+                        for i, d in enumerate(source.dims)])
 
 
 # ---- places that are constants

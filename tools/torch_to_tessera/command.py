@@ -48,6 +48,9 @@ def parser(description=None):
                       help="trace by torch.fx, not by torch.export")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                       help="another value of a key of the config")
+    made.add_argument("--train-frozen", action="store_true",
+                      help="train parameters that are frozen (requires_grad), "
+                      "too")
     made.add_argument("--name", help="of the graph")
     made.add_argument("--weights", metavar="FILE",
                       help="write the module's parameters, too, as safetensors "
@@ -88,14 +91,6 @@ def main(description=None):
         refuse(f"--batch-norm-groups {args.batch_norm_groups}: expected a "
                f"divisor of the global batch, {args.global_batch}")
     graph, walk, module = export(args)
-    frozen = [name for name, parameter in module.named_parameters()
-              if not parameter.requires_grad]
-    if frozen:
-        are = ("1 parameter is frozen (requires_grad), and is" if len(frozen)
-               == 1 else
-               f"{len(frozen)} parameters are frozen (requires_grad), and are")
-        walk.warnings[f"{are} planned for and trained like the others: "
-                      f"{listed(frozen)}"] = True
     for warning in walk.warnings:
         print(f"{args.model}: {warning}", file=sys.stderr)
     if graph is None:
@@ -107,6 +102,17 @@ def main(description=None):
         sys.exit(2)
     used = {walk.graph.weights[t["name"]][0].name for t in graph["tensors"]
             if t["kind"] == "TENSOR_KIND_WEIGHT"}
+    frozen = [name for name, parameter in module.named_parameters()
+              if not parameter.requires_grad and name in used]
+    if frozen:
+        are = ("1 parameter is" if len(frozen) == 1 else
+               f"{len(frozen)} parameters are")
+        if not args.train_frozen:
+            refuse(f"{args.model}: {are} frozen (requires_grad), and a graph "
+                   f"file has none that are (--train-frozen: train them, too): "
+                   f"{listed(frozen)}")
+        print(f"{args.model}: {are} frozen (requires_grad), and trained like "
+              f"the others: {listed(frozen)}", file=sys.stderr)
     unused = [name for name, _ in module.named_parameters()
               if name not in used]
     if unused:

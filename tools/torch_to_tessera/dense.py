@@ -7,7 +7,7 @@ import torch
 
 from .broadcasting import arithmetic
 from .dimensions import Letters, flatten
-from .layout import last_behind
+from .layout import last_behind, one_atom
 from .parameters import Param
 from .problems import Unmappable
 from .products import product
@@ -29,7 +29,7 @@ def dense(walk, node, x, weight, bias, transposed):
         raise Unmappable("expected a bias of parameters")
     x = last_behind(walk, node, x)
     if not x.dims[-1]:
-        raise Unmappable("a dense layer of one feature")
+        x = one_atom(walk, node, x, len(x.dims) - 1)
     if transposed:
         weight = dataclasses.replace(
             weight, shape=weight.shape[::-1],

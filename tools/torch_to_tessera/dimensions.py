@@ -5,8 +5,6 @@ import math
 
 from .problems import Unmappable
 
-TRACED_BATCH = 2          # the graph has --global-batch instead
-
 
 @dataclasses.dataclass(frozen=True)
 class Atom:
@@ -24,7 +22,11 @@ class Atoms:
 
     def __init__(self):
         self.splits, self.cuts, self.changed = {}, {}, False
+        self.uncut = set()   # of which something reads the whole
         self.paired = set()  # whose neighbours a rotary embedding turns
+        # Parameters that are read in several forms: as tensors that all views
+        # are made of.
+        self.whole = set()
         self.constants = {}  # what they are called, by their numbers
 
     def make(self, name, extent, letter):
@@ -68,6 +70,11 @@ class Atoms:
         places |= {start, stop}
         self.changed |= new
         return new
+
+    def leave_whole(self, atom):
+        self.changed |= atom.name not in self.uncut
+        self.uncut.add(atom.name)
+        self.cuts.pop(atom.name, None)
 
     def pieces(self, atom):
         places = sorted(self.cuts[atom.name])

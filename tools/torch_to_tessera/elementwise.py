@@ -7,19 +7,28 @@ import torch
 
 from .broadcasting import arithmetic
 from .dimensions import extent, flatten, is_same, letters_of
-from .functions import POINTS, number_of
+from .functions import number_of
 from .layout import compact
 from .nodes import operator_name, shape_of
 from .parameters import Param, vector
 from .places import Part
 from .problems import Unmappable
 from .rotary import Neighbours, Turned
-from .values import Act, Value, is_constant
+from .values import Act, Value, clipped, gathered, is_constant, negated
 
 
 def elementwise(walk, node, *operands, **keywords):
     """A function of one tensor is gathered; of two it is an operator."""
     name = operator_name(node).rstrip("_")
+    made = of_one_side(node, name, operands)
+    if made is not None:
+        return made
+    if name == "where" and isinstance(operands[0], Act):
+        return shown(walk, node, *operands)
+    if name in ("add", "sub", "rsub"):
+        operands, keywords = with_alpha(walk, node, name, operands, keywords)
+    if keywords.pop("rounding_mode", None) is not None:
+        raise Unmappable("rounds a quotient")
     values = [v for v in operands if isinstance(v, Value)]
     first = max(values, key=lambda v: v.precedence)
     constant = next((v for v in operands if isinstance(v, torch.Tensor) and
@@ -38,13 +47,49 @@ def elementwise(walk, node, *operands, **keywords):
         return binary(walk, node, name, operands, **keywords)
     if constant is not None:
         return with_constant(walk, node, name, operands, constant, keywords)
-    given = [(v.samples if v.samples is not None else POINTS)
-             if isinstance(v, Act) else number_of(v) for v in operands]
-    samples = node.target(*(g.clone() if isinstance(g, torch.Tensor) else g
-                            for g in given), **keywords)
     numbers = [v if isinstance(v, Act) else number_of(v) for v in operands]
-    step = () if keywords else (name, tuple(numbers))
-    return dataclasses.replace(x, samples=samples, last=node, step=step)
+
+    def compute(*given):
+        # Some operators take tensors alone.
+        return node.target(*(
+            torch.tensor(g, dtype=None if isinstance(g, bool) else
+                         torch.float64) if isinstance(v, torch.Tensor) else g
+            for g, v in zip(given, operands)), **keywords)
+
+    return gathered(x, node, name, numbers, compute)
+
+
+def with_alpha(walk, node, name, operands, keywords):
+    """Operands of a sum or difference, one of which is scaled before, and the
+    keywords that are left."""
+    *operands, alpha = (operands if len(operands) == 3 else
+                        (*operands, keywords.get("alpha", 1)))
+    scaled = 0 if name == "rsub" else 1
+    value = operands[scaled]
+    if alpha != 1:
+        operands[scaled] = value * alpha if is_constant(value) else gathered(
+            walk.act(value), node, "mul", [walk.act(value), alpha],
+            lambda samples, factor: samples * factor)
+    return operands, {k: v for k, v in keywords.items() if k != "alpha"}
+
+
+def of_one_side(node, name, operands):
+    """What a choice by a constant makes that is the same for all elements;
+    None where it is none."""
+    if name not in ("where", "masked_fill") or len(operands) != 3:
+        return None
+    mask, x, y = operands if name == "where" else (
+        operands[1], operands[2], operands[0])
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
+        return None
+    seen = number_of(mask)
+    if seen is None:
+        return None
+    made = x if seen else y
+    if is_constant(made):
+        return torch.as_tensor(made).expand(shape_of(node))
+    same = isinstance(made, Act) and made.shape == shape_of(node)
+    return made if same else None
 
 
 def with_constant(walk, node, name, operands, constant, keywords):
@@ -58,24 +103,34 @@ def with_constant(walk, node, name, operands, constant, keywords):
             operands[1], operands[2], operands[0])
         if mask is constant:
             return chosen(walk, node, mask, x, y)
-    if name == "rsub":
-        name, operands = "sub", operands[::-1]
     return binary(walk, node, name, operands, **keywords)
 
 
+def shown(walk, node, mask, x, other):
+    """x where a mask that is computed is true, else 0."""
+    if isinstance(x, Value) and is_constant(other) and number_of(other) == 0:
+        return arithmetic(walk, node, "mul", walk.act(x), mask)
+    raise Unmappable("a choice by what is computed: expected zero where that "
+                     "is false")
+
+
 def clamped(walk, node, x, *bounds, **keywords):
-    """Bounds that lie beyond what is sampled would not be seen."""
-    given = [bound for bound in (*bounds, *keywords.values())
-             if isinstance(bound, (int, float)) and math.isfinite(bound)]
-    x = walk.act(x)
-    if x.samples is not None and not all(
-            x.samples.min() < bound < x.samples.max() for bound in given):
-        x = walk.tensor(x)
-    for bound in given:
-        if x.samples is None and not POINTS.min() < bound < POINTS.max():
-            raise Unmappable(f"a bound of {bound}, beyond where functions of "
-                             "one tensor are told apart")
-    return elementwise(walk, node, x, *bounds, **keywords)
+    name = operator_name(node).rstrip("_")
+    least, most = {"hardtanh": (-1, 1), "relu6": (0, 6)}.get(
+        name, (None, None))
+    if name == "clamp_max":
+        most, = bounds or keywords.values()
+    elif bounds:
+        least, most = (*bounds, most)[:2]
+    least, most = (next((keywords[key] for key in keys if key in keywords),
+                        bound) for keys, bound in (
+                            (("min", "min_val"), least),
+                            (("max", "max_val"), most)))
+    least = -math.inf if least is None else number_of(least)
+    most = math.inf if most is None else number_of(most)
+    if not all(isinstance(bound, (int, float)) for bound in (least, most)):
+        raise Unmappable("a bound that is no number")
+    return clipped(walk.act(x), node, least, most)
 
 
 def times_constant(walk, node, name, x, constant):
@@ -106,28 +161,29 @@ def chosen(walk, node, mask, x, y):
     return made
 
 
-def binary(walk, node, name, operands, alpha=1):
+def binary(walk, node, name, operands):
     """Sums and products of tensors alike, in the order of residuals; else,
     where one is broadcast or turned, arithmetic."""
+    if name == "rsub":
+        name, operands = "sub", operands[::-1]
     try:
-        return alike_binary(walk, node, name, operands, alpha)
+        return alike_binary(walk, node, name, operands)
     except Unmappable:
-        if alpha != 1 or len(operands) != 2:
+        if len(operands) != 2:
             raise
     return arithmetic(walk, node, name, *operands)
 
 
-def alike_binary(walk, node, name, operands, alpha=1):
+def alike_binary(walk, node, name, operands):
     ops = {"add": "add", "mul": "multiply", "sub": "add"}
-    if name not in ops or len(operands) != 2 or alpha != 1:
+    if name not in ops or len(operands) != 2:
         raise Unmappable("of two tensors only sums, differences and products "
                          "are computed")
     x, y = operands
     if not isinstance(y, Act) or not isinstance(x, Act):
         raise Unmappable("a tensor and a constant")
     if name == "sub":
-        samples = y.samples if y.samples is not None else POINTS
-        y = dataclasses.replace(y, samples=-samples, last=node)
+        y = negated(y, node)
     x, y = walk.tensor(x), walk.tensor(y)
     rank = max(len(x.dims), len(y.dims))
     x, y = (t.viewed([[]] * (rank - len(t.dims)) + t.dims) for t in (x, y))
@@ -198,11 +254,10 @@ def prelu(walk, node, x, slope):
         shape = [a.extent for a in x.dims[1]]
         at = len(x.dims[0])
         rule = f"{own},{own[at:at + len(shape)]}->{own}"
-    zero = dataclasses.replace(x, samples=POINTS.clamp(max=0), last=node)
-    y = walk.add("multiply", node, [walk.tensor(zero).tensor,
-                                    vector(walk, slope, shape, constant=0.25)],
+    below = walk.tensor(clipped(x, node, most=0)).tensor
+    y = walk.add("multiply", node,
+                 [below, vector(walk, slope, shape, constant=0.25)],
                  rule, suffix="below")[0]
-    above = walk.tensor(dataclasses.replace(x, samples=POINTS.clamp(min=0),
-                                            last=node)).tensor
+    above = walk.tensor(clipped(x, node, least=0)).tensor
     return dataclasses.replace(x, tensor=walk.add(
         "add", node, [above, y], f"{own},{own}->{own}", suffix="add")[0])

@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from .attention import Scores
+from .broadcasting import arithmetic
 from .choices import chosen_places
 from .functions import POINTS, function_of, number_of
 from .layout import in_order
-from .nodes import shape_of
+from .nodes import operator_name, shape_of
 from .places import Part
 from .problems import Unmappable
 from .reductions import reduction, softmax_of
@@ -55,15 +56,35 @@ class Chosen(Value):
     renormalised: bool = False
     routing: Routing = None  # of a router in whole
     last: object = None  # the softmax
+    viewed: bool = False  # in other dimensions than the logits'
 
     def act(self, walk):
-        if self.what != "all":
+        """Written out, where no operator of experts reads it."""
+        if self.routing is not None or self.viewed:
             return None
-        return softmax_of(walk, self.last, self.logits,
-                          len(self.logits.dims) - 1)
+        key = "softmax", self.logits.tensor, self.top_k
+        if self.what == "all":
+            return walk.once(key, lambda: softmax_of(
+                walk, self.last, self.logits, len(self.logits.dims) - 1))
+        weights, index = walk.once(("topk", *key), lambda: chosen_places(
+            walk, self.last, dataclasses.replace(self, what="all").act(walk),
+            self.top_k, -1, True))
+        if self.what == "index":
+            return index
+        if self.what == "weights" and not self.renormalised:
+            return weights
+        total_of = walk.once(("sum", *key), lambda: reduction("reduce_sum")(
+            walk, self.last, weights, [-1], True))
+        return total_of if self.what == "sum" else arithmetic(
+            walk, self.last, "div", weights, total_of)
 
     def view(self, walk, node, arguments):
-        return None if self.what == "all" else self
+        """Tokens may be apart or together."""
+        if self.what == "all" or operator_name(node) not in (
+                "_unsafe_view", "flatten", "reshape", "view") or (
+                    shape_of(node)[-1] != shape_of(node.args[0])[-1]):
+            return None
+        return dataclasses.replace(self, viewed=True)
 
     def elementwise(self, walk, node, name, *operands, **keywords):
         chosen = [v for v in operands if isinstance(v, Chosen)]
@@ -72,9 +93,9 @@ class Chosen(Value):
         number = number_of(operands[-1]) if len(chosen) == 1 else None
         if name == "add" and chosen[0].what == "sum" and (number or 1) < 1e-6:
             return chosen[0]
-        if all(v.what == "all" for v in chosen):
-            return None
-        raise Unmappable("weights of experts in a form that is not known")
+        if any(v.routing is not None or v.viewed for v in chosen):
+            raise Unmappable("weights of experts in a form that is not known")
+        return None
 
 
 @torch.library.custom_op("tessera::experts", mutates_args=())
@@ -194,7 +215,8 @@ def topk(walk, node, x, k, dim=-1, largest=True, is_sorted=True):
 
 
 def total(walk, node, x, dims=None, keep=False, dtype=None):
-    if isinstance(x, Chosen) and x.what == "weights" and keep:
+    if isinstance(x, Chosen) and x.what == "weights" and keep and (
+            not x.renormalised):
         return dataclasses.replace(x, what="sum")
     return reduction("reduce_sum")(walk, node, x, dims, keep)
 

@@ -11,8 +11,7 @@ from .blocks import blocks_of
 from .dimensions import Atoms
 from .experts import Chosen, replace_experts, replace_routers
 from .graph import INPUTS
-from .layout import in_order
-from .loss import Loss, add_loss
+from .loss import Loss, add_loss, logits_of
 from .models import (hugging_face, on_cpu, own_model, torchvision_model,
                      without_memory)
 from .operators import OPERATORS
@@ -40,6 +39,21 @@ def named_inputs(traced, encoder_decoder):
         taken.add(known)
         named.append((node, known, tensor))
     return named
+
+
+def walked(traced, args, atoms, parameters):
+    """The walk that takes nothing more apart."""
+    atoms.changed = True
+    while atoms.changed:
+        atoms.changed = False
+        walk = Walk(traced, args, atoms, OPERATORS).run()
+    if not walk.problems:
+        overlapping = walk.graph.overlapping(parameters)
+        walk.graph.read_twice |= overlapping
+        walk.problems += [
+            (traced.output, f"parameter '{name}' is read in parts that overlap")
+            for name in sorted(overlapping)]
+    return walk
 
 
 def behind_problems(traced, args, atoms, walk):
@@ -75,10 +89,14 @@ def export(args):
     traced.inputs = named_inputs(
         traced, getattr(config, "is_encoder_decoder", False))
     atoms = Atoms()
-    walk = Walk(traced, args, atoms, OPERATORS).run()
-    while atoms.changed:
-        atoms.changed = False
-        walk = Walk(traced, args, atoms, OPERATORS).run()
+    parameters = dict(module.named_parameters())
+    walk = walked(traced, args, atoms, parameters)
+    if walk.problems and walk.graph.read_twice:
+        other_atoms = copy.deepcopy(atoms)
+        other_atoms.whole |= walk.graph.read_twice
+        other = walked(traced, args, other_atoms, parameters)
+        if not other.problems:
+            walk, atoms = other, other_atoms
     if walk.problems:
         walk = behind_problems(traced, args, atoms, walk)
     output = walk.values.get(traced.output)
@@ -88,10 +106,10 @@ def export(args):
                 if not args.loss:
                     raise Unmappable("is not a loss; --loss adds the mean "
                                      "cross-entropy of it")
-                logits = output.logits if isinstance(
-                    output, Chosen) else walk.tensor(output, "the output")
-                output = add_loss(walk, in_order(walk, logits), "loss")
-            walk.graph.check_parts(dict(module.named_parameters()))
+                logits = (output.logits if isinstance(output, Chosen) else
+                          output)
+                output = add_loss(
+                    walk, logits_of(walk, traced.output, logits), "loss")
         except Unmappable as problem:
             walk.problems.append((traced.output, str(problem)))
     if walk.problems:

@@ -7,6 +7,7 @@ import re
 from .problems import Unmappable
 
 MOST_DIMENSIONS = 6       # of a tensor of a graph (planner/ir/index_rule.h)
+MOST_FACTORS = 10         # of a rule (planner/ir/index_rule.h)
 MOST_CONSTANTS = 1 << 22  # numbers of all of a graph (planner/ir/graph.h)
 # Inputs by the names that models give them; the others by what they hold.
 INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
@@ -14,6 +15,14 @@ INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
           "pixel_values": "images", "labels": "labels", "tokens": "tokens",
           "source": "source", "segments": "segments", "images": "images",
           "targets": "targets"}
+
+# Which operands are whole numbers (OpDef::integer_operands); of other operators
+# none.
+INTEGERS = {"attention": (3, 4), "attention_alibi": (3, 4),
+            "attention_bidirectional": (3, 4), "attention_relative": (3, 4),
+            "count_labels": (0,), "cross_entropy": (1,), "embedding": (0,),
+            "gather": (1,), "moe_collect": (1,), "moe_dispatch": (1,),
+            "one_hot": (0,), "scatter_add": (1,)}
 
 # What inputs are called, and the nodes of a loss.
 RESERVED = {*INPUTS.values(), "count", "loss", "patch_rows", "patches",
@@ -34,6 +43,7 @@ class Graph:
         # (node, problem): parameters that are read in several forms, which may
         # be one when a further walk has taken apart what reads them.
         self.conflicts = []
+        self.read_twice = set()  # parameters of which that is so
         # Tensors whose features are in another order: by tensor the dimension
         # and, of that, the ranges that are.
         self.in_pairs = {}
@@ -84,12 +94,14 @@ class Graph:
         other = self.tensors.get(name, {}).get("shape", shape)
         if other != shape:
             problem = (f"parameter '{name}' is read as {shape} and as {other}")
+            self.read_twice.add(source[0].name)
             if math.prod(other) != math.prod(shape):
                 raise Unmappable(problem)
             self.conflicts.append((self.at, problem))
             name = self.unique(name)
         elif name in self.tensors:
             if self.weights[name] != source:
+                self.read_twice.add(source[0].name)
                 raise Unmappable(f"parameter '{name}' is read in two forms, "
                                  "one of them turned or moved")
             return name
@@ -138,8 +150,14 @@ class Graph:
             self.in_pairs[name] = self.pairs_behind(op, operands, rule)
         sizes = dict(sizes or {})
         left, right = rule.replace("!", "").split("->")
+        count = len(set(rule) - set(",+->!"))
+        if count > MOST_FACTORS:
+            raise Unmappable(f"a rule of {count} dimensions: has at most "
+                             f"{MOST_FACTORS}")
+        self.check_integers(op, operands)
         for letters, tensor in zip(re.split("[,+]", left), operands):
             sizes.update(zip(letters, self.tensors[tensor]["shape"]))
+        sample = self.check_samples(left, right, operands)
         results = []
         for k, letters in enumerate(right.split(",")):
             if not set(letters) <= set(sizes):  # taken apart in this walk
@@ -153,8 +171,8 @@ class Graph:
                       "kind": "TENSOR_KIND_ACTIVATION", "shape": shape,
                       "dtype": "int32" if k in integers else
                       wide if (k and not alike) or not shape else self.dtype}
-            if "b" in letters:
-                tensor["sample_dim"] = letters.index("b")
+            if sample and sample in letters:
+                tensor["sample_dim"] = letters.index(sample)
             self.tensors[tensor["name"]] = tensor
             results.append(tensor["name"])
         self.paths[name] = path
@@ -165,17 +183,44 @@ class Graph:
             "operands": list(operands), "results": results}
         return results
 
-    def check_parts(self, parameters):
-        """Parts of a parameter are trained apart."""
+    def check_integers(self, op, operands):
+        expected = (1,) if op.startswith("rotary") else INTEGERS.get(op, ())
+        for i, tensor in enumerate(operands):
+            is_whole = self.tensors[tensor]["dtype"] == "int32"
+            if is_whole and i not in expected:
+                raise Unmappable(f"'{tensor}' is of whole numbers, which "
+                                 f"'{op}' does not read")
+            if not is_whole and i in expected:
+                raise Unmappable(f"'{tensor}' is not of whole numbers, which "
+                                 f"'{op}' reads")
+
+    def check_samples(self, left, right, operands):
+        """The letter of samples in a rule; "" where no operand has any."""
+        of = {letters[self.tensors[tensor]["sample_dim"]]
+              for letters, tensor in zip(re.split("[,+]", left), operands)
+              if self.tensors[tensor].get("sample_dim", math.inf) <
+              len(letters)}
+        if len(of) > 1:
+            raise Unmappable("computes with pairs of samples, and batches are "
+                             "cut into microbatches")
+        sample = "".join(of)
+        # (Statistics behind it may be of all samples.)
+        first = right.split(",")[0]
+        if first and sample not in first:
+            raise Unmappable("its result is not of each sample, and batches "
+                             "are cut into microbatches")
+        return sample
+
+    def overlapping(self, parameters):
+        """Those of which parts are read that overlap: parts of a parameter are
+        trained apart."""
         read = {}
         for name, (source, _) in self.weights.items():
             read.setdefault(source.name, []).append(
                 math.prod(self.tensors[name]["shape"]))
-        for name, counts in read.items():
-            whole = parameters[name].numel() if name in parameters else None
-            if whole is not None and sum(counts) > whole:
-                raise Unmappable(f"parameter '{name}' is read in parts that "
-                                 "overlap")
+        return {name for name, counts in read.items()
+                if name in parameters and
+                sum(counts) > parameters[name].numel()}
 
     def prune(self, loss):
         """Leaves what the loss depends on."""

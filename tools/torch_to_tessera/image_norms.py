@@ -5,6 +5,7 @@ import functools
 
 from .dimensions import extent
 from .images import image, letters_of_channels
+from .layout import compact, one_atom
 from .parameters import Param, vector
 from .problems import Unmappable
 
@@ -39,7 +40,14 @@ def batch_norm(walk, node, x, scale, shift, running_mean=None,
 def standardised(walk, node, x, groups, scale, shift, epsilon):
     """(x - mean) / sqrt(variance + epsilon) over each group of channels and
     all places, then a scale and shift of each channel."""
-    x = image(walk, node, x, features=True)
+    x = compact(walk, node, x)
+    rows = "b"
+    if len(x.dims) == 2 and x.dims[0][:1] == [walk.batch] and (
+            len(x.dims[0]) == 2):
+        rows = "bs"  # features of places
+        x = one_atom(walk, node, x, 1) if len(x.dims[1]) != 2 else x
+    else:
+        x = image(walk, node, x, features=True)
     channels = x.dims[1]
     all_channels = extent(channels)
     if len(channels) == 1 and 1 < groups < all_channels:
@@ -48,15 +56,15 @@ def standardised(walk, node, x, groups, scale, shift, epsilon):
     c = "c" if len(channels) == 1 else "gc"
     hw = ("", "w", "hw")[len(x.dims) - 2]
     if groups in (1, all_channels):
-        kept = "b" if groups == 1 else f"b{c}"
+        kept = rows if groups == 1 else f"{rows}{c}"
     elif channels[0].extent == groups:
-        kept = "bg"
+        kept = f"{rows}g"
     else:
         raise Unmappable("groups that are not those of its neighbours")
     add = functools.partial(walk.add, node=node)
+    each_of = f"{rows}{c}{hw}"
     mean = lambda t, suffix: add("reduce_mean", operands=[t],
-                                 rule=f"b{c}{hw}->{kept}", suffix=suffix)[0]
-    each_of = f"b{c}{hw}"
+                                 rule=f"{each_of}->{kept}", suffix=suffix)[0]
     rule = f"{each_of},{kept}->{each_of}"
     y = add("subtract", operands=[x.tensor, mean(x.tensor, "mean")], rule=rule,
             suffix="centred")[0]

@@ -158,6 +158,9 @@ def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
 def computed_window(walk, node, weight, shape):
     """The tensor of a window that is no parameter, such as a normed one
     (weight_norm): where groups are apart it is, too."""
+    for dim in range(len(weight.dims)):
+        if not weight.dims[dim]:
+            weight = one_atom(walk, node, weight, dim)
     weight = compact(walk, node, weight)
     own = weight.own
     if len(own) < len(shape):

@@ -1,6 +1,8 @@
 """torch.cat: of tensors, and of the parts of a rotary embedding or of an
 image's patches."""
 
+import torch
+
 from .nodes import shape_of
 from .patches import Patches, join_patches
 from .places import Part, concatenated
@@ -11,8 +13,9 @@ from .rotary import Turned, rotary
 def cat(walk, node, parts, dim=0):
     rank = len(shape_of(node))
     dim %= rank
-    parts = [p for p in parts
-             if not isinstance(p, Part) or p.start < p.stop]
+    parts = [p for p in parts if (
+        p.start < p.stop if isinstance(p, Part) else
+        p.numel() if isinstance(p, torch.Tensor) else True)]
     if len(parts) == 1:
         return parts[0]
     kinds = [type(p) for p in parts]

@@ -10,6 +10,9 @@ from .problems import Unmappable
 from .values import Act
 
 
+MANY = 4  # dimensions; a tensor has six at most, and a rule few letters
+
+
 def in_order(walk, value, what="operand"):
     """The same, where its dimensions are in the tensor's order."""
     x = walk.tensor(value, what)
@@ -36,14 +39,16 @@ def last_behind(walk, node, value):
     elements that it repeats as elements of its own."""
     x = spread(walk, node, walk.tensor(value))
     last = x.dims[-1]
-    if last and x.own[-len(last):] == last and not x.is_broadcast:
+    # What is the same for all samples may be there once.
+    alike = x.viewed([[a for a in dim if a != walk.batch or a in x.own]
+                      for dim in x.dims])
+    if last and x.own[-len(last):] == last and not alike.is_broadcast:
         return x
     return in_order(walk, x)
 
 
-def compact(walk, node, value, what="operand"):
-    """The same, and without atoms of 1 that it has no dimension of."""
-    x = walk.tensor(value, what)
+def without_ones(walk, node, x):
+    """The same without atoms of 1 that it has no dimension of."""
     wanted = flatten(x.dims)
     for one in [a for a in x.own if a.extent == 1 and a not in wanted]:
         letters = Letters(reserved="def")
@@ -52,6 +57,21 @@ def compact(walk, node, value, what="operand"):
         y = walk.add("reshape", node, [x.tensor], f"{rule}->{letters(own)}",
                      suffix="without", first=1, second=1, third=1)[0]
         x = dataclasses.replace(x, tensor=y, own=own)
+    return x
+
+
+def slim(walk, node, x):
+    """The same, of many dimensions without those of 1."""
+    if len(x.own) <= MANY:
+        return x
+    return without_ones(walk, node, x.viewed([wide(dim) for dim in x.dims]))
+
+
+def compact(walk, node, value, what="operand"):
+    """The same, and without atoms of 1 that it has no dimension of."""
+    x = walk.tensor(value, what)
+    x = without_ones(walk, node, x)
+    wanted = flatten(x.dims)
     if wanted == x.own:
         return x
     if x.is_broadcast or len(wanted) != len(x.own):

@@ -2,7 +2,9 @@
 
 import dataclasses
 
-from .layout import in_order
+from .dimensions import wide
+from .layout import compact, in_order
+from .nodes import operator_name, shape_of
 from .problems import Unmappable
 from .values import Value
 
@@ -17,10 +19,45 @@ def cross_entropy(walk, node, logits, labels, weight=None, reduction=1,
                   ignored=-100, smoothing=0):
     if weight is not None or reduction != 1 or smoothing:
         raise Unmappable("expected a mean without weights or smoothing")
+    if ignored >= 0:
+        raise Unmappable(f"ignore_index is {ignored}: expected one below zero, "
+                         "as labels have that are not counted")
     labels = in_order(walk, labels, "labels")
     if labels.tensor != "labels":
         raise Unmappable("expected labels that are the model's input 'labels'")
-    return add_loss(walk, in_order(walk, logits), "loss")
+    x = walk.tensor(logits)
+    if len(x.dims) > 2:  # classes are in front of places
+        x = x.viewed([x.dims[0], *x.dims[2:], x.dims[1]])
+    x = logits_of(walk, node, x, [len(labels.own) + 1])
+    if walk.graph.extents(labels.own) != walk.graph.extents(x.own[:-1]):
+        raise Unmappable(f"logits of {x.shape}, labels of {labels.shape}: "
+                         "expected a number for each class, of each label")
+    return add_loss(walk, x, "loss")
+
+
+def logits_of(walk, node, value, dimensions=(2, 3)):
+    """In the order of its dimensions; without atoms of 1 where others than so
+    many `dimensions` are left."""
+    x = in_order(walk, value, "the output")
+    if len(x.own) in dimensions:
+        return x
+    return compact(walk, node, x.viewed(
+        [wide(dim) or dim[:1] for dim in x.dims]), "the output")
+
+
+def nll_loss(walk, node, logits, *labels_and_more):
+    """Of logarithms of probabilities, which a softmax leaves as they are."""
+    made = node.args[0]
+    while operator_name(made) in ("_unsafe_view", "flatten", "reshape", "view"):
+        made = made.args[0]
+    rank = len(shape_of(made))
+    classes = rank - 1 if made is not node.args[0] or rank < 3 else 1
+    if (operator_name(made) not in ("log_softmax", "_log_softmax") or
+            made.args[1] % rank != classes or
+            shape_of(made)[classes] != shape_of(node.args[0])[
+                -1 if made is not node.args[0] else classes]):
+        raise Unmappable("expected what a log_softmax over the classes makes")
+    return cross_entropy(walk, node, logits, *labels_and_more)
 
 
 def add_loss(walk, x, name):

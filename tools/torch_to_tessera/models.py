@@ -12,11 +12,12 @@ import traceback
 import torch
 from torch import nn
 
-from .dimensions import TRACED_BATCH
 from .images import each
 from .problems import refuse
 
 LARGE = 1 << 28  # elements
+# Samples that a module is traced with; the graph has --global-batch instead.
+TRACED_BATCHES = (5, 7, 11, 13, 17, 19, 23)
 
 
 class LargeWithoutMemory(torch.overrides.TorchFunctionMode):
@@ -68,10 +69,17 @@ def on_cpu(module):
     return module
 
 
-def tokens_of(args):
-    if not args.seq_len:
-        refuse(f"{args.model}: needs --seq-len N")
-    return torch.zeros(TRACED_BATCH, args.seq_len, dtype=torch.long)
+def traced_batch(module, *sizes):
+    """A number of samples that is no other dimension: none of the parameters'
+    and buffers', nor of `sizes`."""
+    taken = {size for tensor in (*module.parameters(), *module.buffers())
+             for size in tensor.shape} | set(sizes)
+    return next((batch for batch in TRACED_BATCHES if batch not in taken),
+                TRACED_BATCHES[-1])
+
+
+def tokens_of(args, batch):
+    return torch.zeros(batch, args.seq_len, dtype=torch.long)
 
 
 def hugging_face(args):
@@ -80,20 +88,27 @@ def hugging_face(args):
     if module.main_input_name == "pixel_values":
         size = each(args.image_size or getattr(config, "image_size", 224), 2)
         return module, {"pixel_values": torch.zeros(
-            TRACED_BATCH, getattr(config, "num_channels", 3), *size)}
-    inputs = {"input_ids": tokens_of(args)}
+            traced_batch(module, *size), getattr(config, "num_channels", 3),
+            *size)}
+    if not args.seq_len:
+        refuse(f"{args.model}: needs --seq-len N")
+    batch = traced_batch(module, args.seq_len, args.source_len)
+    inputs = {"input_ids": tokens_of(args, batch)}
     if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = tokens_of(args)
+        inputs["decoder_input_ids"] = tokens_of(args, batch)
         if args.source_len:
             inputs["input_ids"] = inputs["input_ids"].new_zeros(
-                TRACED_BATCH, args.source_len)
+                batch, args.source_len)
     if getattr(config, "type_vocab_size", 0) > 1:
-        inputs["token_type_ids"] = tokens_of(args)
+        inputs["token_type_ids"] = tokens_of(args, batch)
     return module, inputs
 
 
 def config_of(args):
-    import transformers
+    try:
+        import transformers
+    except ImportError as error:
+        refuse(f"{args.model}: needs transformers: {error}")
     try:
         config = transformers.AutoConfig.from_pretrained(args.model)
     except (OSError, ValueError) as error:
@@ -146,7 +161,10 @@ def has_own_inputs(args):
 
 
 def torchvision_model(args):
-    import torchvision
+    try:
+        import torchvision
+    except ImportError as error:
+        refuse(f"{args.model}: needs torchvision: {error}")
     has_own_inputs(args)
     name = args.model.partition(":")[2]
     more = {}
@@ -157,7 +175,15 @@ def torchvision_model(args):
     except ValueError as error:
         refuse(f"{args.model}: {error}")
     size = args.image_size or (299 if name == "inception_v3" else 224)
-    return module, (torch.zeros(TRACED_BATCH, 3, size, size),)
+    return module, (torch.zeros(traced_batch(module, size), 3, size, size),)
+
+
+def without_caches(module):
+    """Keys and values that are kept for a next token are none of a loss."""
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if getattr(config, "use_cache", False) is True:
+            config.use_cache = False
 
 
 def own_model(args):
@@ -179,6 +205,7 @@ def own_model(args):
         refuse(f"{args.model}: expected (module, inputs), found "
                  f"{type(made).__name__}")
     module, inputs = made
+    without_caches(module)
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
     tensors = inputs.values() if isinstance(inputs, dict) else inputs
@@ -192,7 +219,9 @@ def own_model(args):
                    f"samples, found {what}")
     if not tensors:
         refuse(f"{args.model}: inputs: expected one or more tensors")
-    again = lambda t: t[:1].expand(TRACED_BATCH, *t.shape[1:]).clone()
+    batch = traced_batch(module, *(
+        size for tensor in tensors for size in tensor.shape[1:]))
+    again = lambda t: t[:1].expand(batch, *t.shape[1:]).clone()
     if isinstance(inputs, dict):
         return module, {name: again(t) for name, t in inputs.items()}
     return module, tuple(again(t) for t in inputs)

@@ -10,16 +10,20 @@ from .elementwise import elementwise
 from .functions import POINTS, number_of, round_number
 from .images import image_mean
 from .layout import along, last_behind
-from .nodes import operator_name
 from .parameters import Param, vector
 from .problems import Unmappable
 from .reductions import reduction
 from .values import Act, Value
 
 
+# Where functions of a mean of squares are told apart.
+SQUARES = torch.tensor([0, 1e-16, 1e-12, 1e-9, 1e-6, 1e-4, 0.01, 0.33, 1.17,
+                        4.3, 80], dtype=torch.float64)
+
+
 @dataclasses.dataclass
 class Statistic(Value):
-    """g(mean of x^2 over the last dimension), g by samples."""
+    """g(mean of x^2 over the last dimension), g by samples at SQUARES."""
     described = "a mean of squares"
     precedence = 7
     x: Act
@@ -37,11 +41,10 @@ class Statistic(Value):
         x = next((v for v in operands if isinstance(v, Act)), None)
         if x is not None:
             x = walk.tensor(x)
-            epsilon = float(1 / self.samples.new_tensor(1) *
-                            (self.samples[0] ** -2 - POINTS[0].abs()))
-            root = (POINTS.abs() + epsilon) ** -0.5
+            epsilon = (self.samples[0] ** -2).item()
+            root = (SQUARES + epsilon) ** -0.5
             if (name == "mul" and x.tensor == self.x.tensor and
-                    torch.allclose(self.samples, root)):
+                    torch.allclose(self.samples, root, rtol=1e-6, atol=0)):
                 return Normed(self.x, round_number(epsilon), node, self)
             return arithmetic(walk, node, name, *(
                 mean_square(walk, v) if v is self else v for v in operands))
@@ -72,20 +75,32 @@ class Normed(Value):
         return None
 
 
+def squared_by(x):
+    """What x is the square of; None where it is none."""
+    if not x.step:
+        return None
+    name, operands, compute = x.step
+    first, *others = [v for v in operands if isinstance(v, Act)]
+    if name not in ("pow", "mul", "square") or any(
+            v.dims != first.dims or v.unseen != first.unseen or
+            (v.samples is None) != (first.samples is None) or
+            (v.samples is not None and not torch.equal(v.samples,
+                                                       first.samples))
+            for v in others):
+        return None
+    made = compute(*(POINTS.clone() if isinstance(v, Act) else v
+                     for v in operands))
+    return first if torch.allclose(made, POINTS ** 2, atol=0) else None
+
+
 def mean(walk, node, x, dims=None, keep=False, dtype=None):
     if isinstance(x, Act) and dims is not None:
         axes = sorted(d % len(x.dims) for d in dims)
-        squared = node.args[0]
-        while operator_name(squared) == "to":
-            squared = squared.args[0]
-        if (operator_name(squared) in ("pow", "mul", "square") and
-                axes == [len(x.dims) - 1] and keep):
-            base = walk.tensor(walk.of(squared.args[0]))
-            of_base = dataclasses.replace(base, samples=POINTS)
-            if torch.allclose(elementwise(walk, squared, *(
-                    of_base if isinstance(a, torch.fx.Node) else a
-                    for a in squared.args)).samples, POINTS ** 2):
-                return Statistic(base, POINTS.abs(), node)
+        if axes == [len(x.dims) - 1] and keep:
+            squared = squared_by(x)
+            # A view of the squares is none of what they are of.
+            if squared is not None and squared.dims == x.dims:
+                return Statistic(walk.tensor(squared), SQUARES, node)
         if len(x.dims) > 2 and axes == list(range(2, len(x.dims))):
             return image_mean(walk, node, x, keep)
     return reduction("reduce_mean")(walk, node, x, dims, keep)

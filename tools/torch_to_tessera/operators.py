@@ -58,7 +58,7 @@ OPERATORS = {
     **dict.fromkeys(
         ["_unsafe_view", "flatten", "reshape", "unflatten", "view"],
         views.reshape),
-    "expand": views.viewing(views.expanded),
+    "expand": views.viewing(views.expand),
     "permute": views.viewing(views.permuted),
     "repeat_interleave": views.viewing(views.repeated),
     "squeeze": views.viewing(views.squeezed),
@@ -83,6 +83,7 @@ OPERATORS = {
     "one_hot": choices.one_hot,
     "roll": choices.rolled,
     "sort": choices.sorted_places,
+    "scatter": choices.scatter,
     "scatter_add": choices.scatter_add,
     "topk": experts.topk,
     # Layers and products.
@@ -131,13 +132,18 @@ OPERATORS = {
     # Recurrent layers.
     "gru": recurrent.recurrent("gru"),
     "lstm": recurrent.recurrent("lstm"),
+    "gru_cell": recurrent.one_step("gru"),
+    "lstm_cell": recurrent.one_step("lstm"),
     "rnn_relu": recurrent.recurrent("rnn_relu"),
+    "rnn_relu_cell": recurrent.one_step("rnn_relu"),
     "rnn_tanh": recurrent.recurrent("rnn_tanh"),
+    "rnn_tanh_cell": recurrent.one_step("rnn_tanh"),
     # Losses.
     "binary_cross_entropy_with_logits":
         loss.element_loss("binary_cross_entropy", 2),
     "broadcast_tensors": loss.alike,
     "cross_entropy_loss": loss.cross_entropy,
+    **dict.fromkeys(["nll_loss", "nll_loss_nd"], loss.nll_loss),
     "mse_loss": loss.element_loss("mean_squared_error", 0),
     # Graphs within.
     "wrap_with_autocast": inline,

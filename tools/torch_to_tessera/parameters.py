@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from .dimensions import Letters, extent, flatten, letters_of
+from .dimensions import Atom, Letters, extent, flatten, letters_of
 from .functions import number_of
 from .layout import in_order
 from .nodes import operator_name, shape_of
@@ -20,12 +20,17 @@ class Param(Value):
     shape: list
     views: tuple = ()
     part: str = ""  # of a slice of it, "/0:16"
+    # The Param before its last view, where that repeats elements.
+    once: object = None
 
     @property
     def label(self):
         return self.name + self.part
 
     def act(self, walk):
+        if self.once is not None:
+            x = self.once.act(walk)
+            return x.viewed(expanded(walk, self.label, x, self.shape))
         return walk.once(("read", self.label, repr(self.views)),
                          lambda: read(walk, self))
 
@@ -33,8 +38,13 @@ class Param(Value):
         name = operator_name(node)
         if name in ("repeat", "repeat_interleave"):
             return None
-        return Param(self.name, shape_of(node),
-                     self.views + ((name, tuple(arguments)),), self.part)
+        shape = shape_of(node)
+        repeats = math.prod(shape) > math.prod(self.shape)
+        if self.once is not None and not repeats:
+            return None
+        return Param(self.name, shape,
+                     self.views + ((name, tuple(arguments)),), self.part,
+                     self if repeats else None)
 
     def piece(self, walk, node, dim, start, stop, dropped):
         """A weight of its own."""
@@ -60,6 +70,21 @@ class Param(Value):
         if isinstance(other, Act) and len(other.dims) == 3:
             return rows_added(walk, node, self, other)
         return None
+
+
+def expanded(walk, name, x, sizes):
+    """The dimensions of x where those of 1 are repeated: new ones are atoms
+    that the tensor lacks, such as the batch."""
+    dims = [[]] * (len(sizes) - len(x.dims)) + x.dims
+    result = []
+    for d, (dim, size) in enumerate(zip(dims, sizes)):
+        if size in (-1, extent(dim)):
+            result.append(dim)
+        elif d == 0 and size == walk.batch.extent:
+            result.append([walk.batch])
+        else:
+            result.append([Atom(f"{name}.{d}", size, "r")])
+    return result
 
 
 def rows_added(walk, node, param, x):

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from .broadcasting import fit
+from .broadcasting import arithmetic, fit
 from .dimensions import Atom, Letters, flatten, wide
-from .functions import POINTS
+from .graph import MOST_FACTORS
 from .layout import apart, compact, in_order, merged, one_atom, spread
 from .nodes import shape_of
 from .problems import Unmappable
-from .values import Act, Value
+from .values import Act, Value, negated
 
 
 @dataclasses.dataclass
@@ -45,7 +45,7 @@ def cut_off(walk, part):
     dim = part.x.dims[part.dim]
     if (len(dim) != 1 or part.x.samples is not None or
             dim[0].name.partition(".out")[0] not in walk.of_layers or
-            "/" in dim[0].name):
+            "/" in dim[0].name or dim[0].name in walk.atoms.uncut):
         return places(walk, part)
     atom = dim[0]
     if not walk.atoms.cut(atom, part.start, part.stop) and (
@@ -72,7 +72,7 @@ def places(walk, part):
         dims[beside:beside + 2] = [flatten(dims[beside:beside + 2])]
         x = x.viewed(dims)
     if part.sign < 0:
-        x = dataclasses.replace(x, samples=-POINTS, last=part.node)
+        x = negated(x, part.node)
     return x
 
 
@@ -169,10 +169,27 @@ def select(walk, node, x, dim, place):
     return piece(walk, node, x, dim, place, place + 1, dropped=True)
 
 
+def of_each_sample(walk, node, parts, dim):
+    """Tensors, of which those that are the same for all samples are there for
+    each, where others are: as sums with zeros that are made of these."""
+    parts = [walk.tensor(p) for p in parts]
+    whole = next((p for p in parts if walk.batch in p.own), None)
+    if whole is None or all(walk.batch in p.own for p in parts):
+        return parts
+    place = sliced_off(walk, node, whole, dim, 0, 1)
+    letters = Letters()(place.own)
+    zeros = dataclasses.replace(place, tensor=walk.add(
+        "scale", node, [place.tensor], f"{letters}->{letters}",
+        suffix="zeros", factor=0)[0])
+    return [p if walk.batch in p.own else
+            arithmetic(walk, node, "add", zeros, p) for p in parts]
+
+
 def concatenated(walk, node, parts, dim):
     """Tensors beside each other along a dimension, such as channels."""
+    parts = of_each_sample(walk, node, parts, dim)
     parts = [one_atom(walk, node, compact(walk, node, spread(
-        walk, node, walk.tensor(p))), dim) for p in parts]
+        walk, node, p)), dim) for p in parts]
     # A dimension that is taken apart into itself and 1 is whole.
     for d in range(len(parts[0].dims)):
         if len({len(p.dims[d]) for p in parts}) > 1 and all(
@@ -192,9 +209,10 @@ def concatenated(walk, node, parts, dim):
             return Act(joint.tensor, joint.own, [
                 *joint.dims[:dim], [made], *joint.dims[dim + 1:]])
     at = len(flatten(joint.dims[:dim]))
-    # An operator joins six.
-    for first in range(1, len(parts), 5):
-        some = [joint] + parts[first:first + 5]
+    # An operator joins six, of few dimensions beside.
+    most = min(6, MOST_FACTORS - len(joint.own))
+    for first in range(1, len(parts), most - 1):
+        some = [joint] + parts[first:first + most - 1]
         letters = Letters(reserved="mnopqrd")
         front, behind = letters(joint.own[:at]), letters(joint.own[at + 1:])
         rule = ",".join(f"{front}{letter}!{behind}"

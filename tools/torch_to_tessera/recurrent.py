@@ -7,7 +7,7 @@ import torch
 
 from .dimensions import Atom, wide
 from .functions import number_of
-from .layout import compact
+from .layout import apart, compact, one_atom
 from .problems import Unmappable
 from .values import Act, Value
 
@@ -67,14 +67,41 @@ def recurrent(cell):
                 steps = dropped(walk, node, layer, steps, dropout)
         y = walk.add("stack", node, steps, ",".join(["bh"] * count) + "->bd!h",
                      suffix="outputs", sizes={"d": count}, steps=count)[0]
-        h = walk.atoms.make(f"{node.name}.outputs",
-                            directions * run.h.extent, "f")
-        if len(h) != 1:
-            raise Unmappable("its features are taken apart behind it")
+        h = Atom(f"{node.name}.outputs", directions * run.h.extent, "f")
         s = x.own[1]
-        y = Act(y, [walk.batch, s, *h], [[walk.batch], [s], h])
+        y = apart(walk, node, Act(y, [walk.batch, s, h], [[walk.batch], [s],
+                                                          [h]]), 2)
         return [y.viewed([y.dims[d] for d in order]), *map(States, last)]
     return unrolled
+
+
+def one_step(cell):
+    """nn.LSTMCell, nn.GRUCell or nn.RNNCell: a step of a loop of one's own."""
+    def step(walk, node, x, first, *params):
+        given = first if cell == "lstm" else [first]
+        x, *states = (one_state(walk, node, value) for value in (x, *given))
+        if x is None:
+            raise Unmappable("a step that reads zeros")
+        params = [param for param in params if param is not None]
+        keeps = cell == "lstm" and any(user.args[1] == 1 and user.users
+                                       for user in node.users)
+        run = Cell(walk, node, cell, params, 0)
+        _, made = run([x], states, keeps)
+        made = [apart(walk, node, Act(value, [walk.batch, run.h],
+                                      [[walk.batch], [run.h]]), 1)
+                if value else None for value in made]
+        return made if cell == "lstm" else made[0]
+    return step
+
+
+def one_state(walk, node, value):
+    """Features of samples, as a tensor; None where they are zero."""
+    if isinstance(value, torch.Tensor) and number_of(value) == 0:
+        return None
+    x = walk.act(value)
+    if len(x.dims) != 2 or x.dims[0] != [walk.batch]:
+        raise Unmappable(f"expected features of each sample, found {x.shape}")
+    return one_atom(walk, node, compact(walk, node, x), 1).tensor
 
 
 def sequence(walk, node, x, order):

@@ -5,12 +5,12 @@ import dataclasses
 import torch
 
 from .attention import Bias
-from .dimensions import Atom
-from .layout import apart, in_order
+from .dimensions import Atom, Letters
+from .layout import apart, in_order, without_ones
 from .nodes import operator_name, shape_of
 from .parameters import Param
 from .problems import Unmappable
-from .values import Act
+from .values import Act, Value
 
 
 def embedding(walk, node, table, ids, padding_idx=-1, scale_grad_by_freq=False,
@@ -44,14 +44,29 @@ def embedding(walk, node, table, ids, padding_idx=-1, scale_grad_by_freq=False,
 def compared(walk, node, ids, number):
     """Ids that the data has and one that stands for something else, such as
     padding: none of them is it."""
+    ids = ids.act(walk) if isinstance(ids, Value) else None
     name = ids.tensor if isinstance(ids, Act) else None
     given = walk.graph.tensors.get(name, {})
+    if (given.get("kind") == "TENSOR_KIND_ACTIVATION" and
+            given["dtype"] == "int32" and isinstance(number, int) and
+            operator_name(node) == "eq"):
+        return one_of(walk, node, ids, number)
     if given.get("kind") != "TENSOR_KIND_INPUT" or given["dtype"] != "int32" or (
             not isinstance(number, int)):
         raise Unmappable("a comparison of what is computed")
     walk.warnings[f"'{name}' is compared with {number}, which is taken to be "
                   "none of its ids"] = True
     return torch.full(shape_of(node), operator_name(node) == "ne")
+
+
+def one_of(walk, node, ids, number):
+    """1 where computed ids are a number, else 0."""
+    letters = Letters(reserved="v")
+    rule = letters(ids.own)
+    y = walk.add("one_hot", node, [ids.tensor], f"{rule}->{rule}v",
+                 sizes={"v": 1}, first=number, places=1)[0]
+    one = Atom(f"{y}.one", 1, "f")
+    return without_ones(walk, node, Act(y, [*ids.own, one], ids.dims))
 
 
 def known_rows(walk, node, table, ids):

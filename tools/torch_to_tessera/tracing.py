@@ -32,6 +32,8 @@ class Traced:
 
     def __init__(self, module, inputs, args, name):
         self.module, self.name = module, name
+        tensors = inputs.values() if isinstance(inputs, dict) else inputs
+        self.batch = next(iter(tensors)).shape[0]  # that it is traced with
         self.leaves = {path for path, part in module.named_modules()
                        if not list(part.children())}
         first = {}  # tied parameters have the first one's name

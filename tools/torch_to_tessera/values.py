@@ -7,8 +7,11 @@ of a norm. Each kind is a class in the module of its subject.
 """
 
 import dataclasses
+import math
 
 from .dimensions import extent, flatten, wide
+from .functions import POINTS, bends_unseen, function_of
+from .problems import Unmappable
 
 UNKNOWN = object()  # of a node that could not be mapped
 
@@ -53,9 +56,11 @@ class Act(Value):
     dims: list              # PyTorch's dimensions, each a list of atoms
     samples: object = None  # f(POINTS); None: x itself
     last: object = None     # the node that was gathered last
-    # Of that node: its name, and its operands, Acts and numbers. Read where no
-    # operator computes the whole function.
+    # Of that node: its name, its operands, Acts and numbers, and what it makes
+    # of such samples. Read where no operator computes the whole function.
     step: tuple = ()
+    # Where the samples do not tell the function from others, what does.
+    unseen: object = None
     # Where it is cut: the atom, and (start, stop, its atoms by those of the
     # whole, Act) of each piece.
     cut: object = None
@@ -76,3 +81,37 @@ class Act(Value):
 
     def act(self, walk):
         return self
+
+
+def gathered(x, node, name, operands, compute):
+    """x with the function that `compute` makes of `operands`: Acts, which are
+    functions of its tensor, and numbers."""
+    numbers = [v for v in operands if not isinstance(v, Act)]
+    acts = [v for v in operands if isinstance(v, Act)]
+    given = [v.samples if v.samples is not None else POINTS for v in acts]
+    samples = iter(given)
+    made = compute(*(next(samples).clone() if isinstance(v, Act) else v
+                     for v in operands))
+    unseen = None
+    if any(v.unseen for v in acts) or bends_unseen(name, numbers, given):
+        unseen = hash((name, *(
+            (of.numpy().tobytes(), v.unseen) for v, of in zip(acts, given)),
+            *numbers)) or 1
+    return dataclasses.replace(x, samples=made, last=node, unseen=unseen,
+                               step=(name, tuple(operands), compute))
+
+
+def negated(x, node):
+    return gathered(x, node, "neg", [x], lambda samples: -samples)
+
+
+def clipped(x, node, least=-math.inf, most=math.inf):
+    return gathered(x, node, "clip", [x, least, most],
+                    lambda samples, *bounds: samples.clamp(*bounds))
+
+
+def recognised(x):
+    """The operator that computes what is gathered, and its attributes."""
+    if x.unseen:
+        raise Unmappable("no operator computes this function of one tensor")
+    return function_of(x.samples)

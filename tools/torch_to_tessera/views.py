@@ -1,8 +1,9 @@
 """Views: other dimensions of the same elements."""
 
-from .dimensions import TRACED_BATCH, Atom, extent, flatten
+from .dimensions import Atom, extent, flatten
 from .layout import windows_apart, windows_joined
 from .nodes import shape_of
+from .parameters import expanded
 from .problems import Unmappable
 from .values import Act, Value
 
@@ -105,18 +106,8 @@ def unsqueezed(walk, node, x, at):
     return dims
 
 
-def expanded(walk, node, x, sizes, **_):
-    """New dimensions are atoms that the tensor lacks, but for the batch."""
-    dims = [[]] * (len(sizes) - len(x.dims)) + x.dims
-    result = []
-    for d, (dim, size) in enumerate(zip(dims, sizes)):
-        if size in (-1, extent(dim)):
-            result.append(dim)
-        elif d == 0 and size == TRACED_BATCH and walk.batch in x.own:
-            result.append([walk.batch])
-        else:
-            result.append([Atom(f"{node.name}.{d}", size, "r")])
-    return result
+def expand(walk, node, x, sizes, **_):
+    return expanded(walk, node.name, x, sizes)
 
 
 def repeated(walk, node, x, times, dim=None, **_):

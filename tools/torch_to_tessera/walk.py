@@ -8,13 +8,14 @@ import operator
 import torch
 
 from .decompositions import by_others
-from .dimensions import TRACED_BATCH, flatten, letters_of
+from .dimensions import flatten, letters_of
 from .aliases import writes_in_place
-from .functions import by_steps, function_of
+from .functions import by_steps
 from .graph import Graph
 from .nodes import fold, module_path, numbers_of, operator_name
+from .parameters import Param
 from .problems import Unmappable
-from .values import UNKNOWN, Act, Value, is_constant
+from .values import UNKNOWN, Act, Value, is_constant, recognised
 
 
 class Walk:
@@ -31,17 +32,21 @@ class Walk:
         self.stands_in = stands_in
         self.graph = Graph(args, traced.name)
         self.values, self.problems, self.warnings = {}, [], {}
+        self.read_whole = []  # atoms of which pieces are read, too
         self.made = {}  # what is made once, by what it is made of
         self.joined = {}  # atoms of windows -> those that they were made of
         # What nodes make that could not be mapped, and what is behind these.
         self.doubtful = set()
         self.of_layers = set()  # names of dense layers' nodes
-        self.batch = self.atoms.make("batch", TRACED_BATCH, "b")[0]
+        self.batch = self.atoms.make("batch", traced.batch, "b")[0]
         self.places = {}  # atom of a sequence -> its input of positions
         self.config = getattr(traced.module, "config", None)
         self.values.update(traced.constants())
         for placeholder, name, tensor in traced.inputs:
             self.values[placeholder] = self.input(name, tensor)
+        self.values.update({
+            node: value.act(self) for node, value in self.values.items()
+            if isinstance(value, Param) and value.name in atoms.whole})
 
     def input(self, name, tensor):
         """An input of the model, (batch, …)."""
@@ -94,6 +99,8 @@ class Walk:
                 self.values.update(dict.fromkeys(same, value))
         if not self.atoms.changed:
             self.problems += self.graph.conflicts
+            for atom in self.read_whole:
+                self.atoms.leave_whole(atom)
         return self
 
     def tried(self, node):
@@ -156,7 +163,7 @@ class Walk:
             free = list(self.places)
             for d, size in enumerate(shape):
                 place = next((a for a in free if d and a.extent == size), None)
-                if d == 0 and size == TRACED_BATCH:
+                if d == 0 and size == self.batch.extent:
                     dims.append([self.batch])
                 elif place:
                     free = []
@@ -171,7 +178,11 @@ class Walk:
             if len(dims) == 4 and self.places and dims[2] and (
                     dims[2][0] in self.places):
                 own = flatten([dims[0], dims[2], dims[1], dims[3]])
-            self.graph.input(name, self.graph.extents(own), self.args.dtype)
+            whole = not value.is_floating_point() and value.dtype != torch.bool
+            self.graph.input(name, self.graph.extents(own),
+                             "int32" if whole else self.args.dtype)
+            if own[:1] != [self.batch]:
+                self.graph.tensors[name].pop("sample_dim", None)
             return Act(name, own, dims)
         return of(node.meta.get("val"), f"?{node.name}")
 
@@ -217,7 +228,7 @@ class Walk:
         """Of stochastic depth, which keeps a share of the samples and is not
         applied: as many of each."""
         if sorted(like.shape)[:-1] != [1] * (like.dim() - 1) or (
-                like.shape[0] != TRACED_BATCH):
+                like.shape[0] != self.batch.extent):
             raise Unmappable("draws random numbers")
         self.warnings["stochastic depth is not applied"] = True
         return torch.full(like.shape, share)
@@ -230,15 +241,15 @@ class Walk:
         if value.is_complex() or not value.numel():
             raise Unmappable("a constant of complex numbers, or of none")
         # What is the same for all samples is there once.
-        if value.dim() and len(value) == TRACED_BATCH and torch.equal(
+        if value.dim() and len(value) == self.batch.extent and torch.equal(
                 value[:1].expand_as(value), value):
             value = value[:1]
         made = self.constant_of(value, dtype)
         first = made.dims[0] if made.dims else []
         # The same of (samples, windows).
-        if len(first) > 1 and first[0].extent == TRACED_BATCH:
-            one, other = value.chunk(TRACED_BATCH)
-            if torch.equal(one, other):
+        if len(first) > 1 and first[0].extent == self.batch.extent:
+            one, *others = value.chunk(self.batch.extent)
+            if all(torch.equal(one, other) for other in others):
                 once = self.constant_of(one, dtype)
                 return once.viewed([first[:1] + once.dims[0], *once.dims[1:]])
         return made
@@ -271,12 +282,14 @@ class Walk:
         """The same, with what is gathered applied."""
         x = self.act(value, what)
         if x.pieces:
+            self.read_whole.append(x.cut)
             raise Unmappable(f"{what} is read whole and in pieces")
         if x.samples is None:
             return x
-        y = self.once((x.tensor, x.samples.numpy().tobytes()),
+        y = self.once((x.tensor, x.samples.numpy().tobytes(), x.unseen),
                       lambda: self.apply(x))
-        return dataclasses.replace(x, tensor=y, samples=None, last=None)
+        return dataclasses.replace(x, tensor=y, samples=None, last=None,
+                                   step=(), unseen=None)
 
     def once(self, key, make):
         """What `make` makes, which is made for each key once."""
@@ -295,12 +308,12 @@ class Walk:
                             path=module_path(x.last), **attributes)[0]
 
         with contextlib.suppress(Unmappable):
-            op, attributes = function_of(x.samples)
+            op, attributes = recognised(x)
             return add(op, [x.tensor], **attributes)
-        name, operands = x.step
+        name, operands, compute = x.step
         return by_steps(add, name, [
             self.tensor(v).tensor if isinstance(v, Act) else v
-            for v in operands])
+            for v in operands], compute)
 
     # ---- nodes
 
