@@ -7,6 +7,7 @@
 #include <map>
 #include <string_view>
 
+#include "planner/base/append.h"
 #include "planner/topology/fabric.h"
 #include "planner/topology/gpus.h"
 #include "planner/topology/hardware.h"
@@ -34,7 +35,7 @@ Result<const KnownGpu*> KnownGpuNamed(const std::string& name) {
   if (const KnownGpu* const gpu = FindGpu(name)) return gpu;
   std::string known;
   for (const KnownGpu& gpu : KnownGpus()) {
-    known += (known.empty() ? "" : ", ") + std::string(gpu.name);
+    AppendTo(known, ", ", gpu.name);
   }
   return Error{ErrorCode::kNotFound,
                "no figures of this GPU; known: " + known +

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "planner/base/divide.h"
+#include "planner/base/element_count.h"
 #include "planner/base/rng.h"
 #include "planner/lower/factored_update.h"
 #include "runtime/float16.h"
@@ -139,8 +141,7 @@ KernelCase FactoredCase(const Task& task, const TaskGraph& tasks,
                        {"lr", options.learning_rate},
                        {"weight_decay", options.weight_decay}};
   constexpr int64_t kColumns = 1024;
-  int64_t n = 1;
-  for (const int64_t extent : key.extents) n *= extent;
+  const int64_t n = ElementCount(key.extents);
   const bool sums_alone = FindFactoredKernel(task.kernel)->piece_reads == 0;
   const int64_t columns =
       std::clamp<int64_t>(sums_alone ? n / 2 : n, 1, kColumns);
@@ -183,16 +184,13 @@ bool IsList(std::string_view kernel) {
 constexpr int64_t kPatternElements = int64_t{1} << 16;
 
 int64_t BytesOf(const KernelCase::Buffer& buffer) {
-  int64_t elements = 1;
-  for (const int64_t extent : buffer.shape) elements *= extent;
-  return elements * SizeOf(buffer.dtype);
+  return ElementCount(buffer.shape) * SizeOf(buffer.dtype);
 }
 
 // Where the next buffer of a set may begin.
 int64_t Aligned(int64_t bytes) {
   constexpr int64_t kAlignment = 256;
-  return (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment *
-         kAlignment;
+  return RoundUp(std::max<int64_t>(bytes, 1), kAlignment);
 }
 
 template <typename T>
@@ -209,7 +207,7 @@ std::vector<std::byte> PatternOf(const KernelCase::Buffer& buffer, int64_t ids,
   if (buffer.fill == KernelCase::Fill::kPositions && !buffer.shape.empty()) {
     row = buffer.shape.back();
   }
-  const int64_t n = std::min(all, (kPatternElements + row - 1) / row * row);
+  const int64_t n = std::min(all, RoundUp(kPatternElements, row));
   std::vector<std::byte> bytes;
   bytes.reserve(static_cast<size_t>(n * SizeOf(buffer.dtype)));
   for (int64_t i = 0; i < n; ++i) {
@@ -432,6 +430,7 @@ void PreparedKernel::Run() {
   }
   call.places_are_positions = positions && !others;
   call.threads = device_.threads();
+  call.any_order = true;  // as in runs without --deterministic
   device_.Launch(*kernel_, call);
 }
 

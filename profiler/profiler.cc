@@ -743,8 +743,8 @@ void AddCases(const Graph& graph, const Cluster& cluster,
       if (fused_key == keys[t]) continue;
       auto with = cases.kernels.find(fused_key);
       if (with == cases.kernels.end()) {
-        auto made = FusedCase(tasks, t, fusing.PartsOf(task), fused_key, graph,
-                              options);
+        auto made = FusedCase(tasks, t, fusing.fusions().PartsOf(task),
+                              fused_key, graph, options);
         if (!made) continue;
         with = cases.kernels.emplace(fused_key, *std::move(made)).first;
       }

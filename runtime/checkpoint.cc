@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "planner/base/append.h"
 #include "planner/base/file.h"
 #include "planner/base/whole_number.h"
 #include "planner/io/json_value.h"
@@ -139,8 +140,8 @@ constexpr char kPadding[] = "tokens_of_padded";
 std::string PaddingText(const Graph& graph) {
   std::string text;
   for (const auto& [weight, tokens] : PaddedWeights(graph)) {
-    text += (text.empty() ? "" : ", ") + graph.tensor(weight).name + ": " +
-            std::to_string(tokens);
+    AppendTo(text, ", ",
+             graph.tensor(weight).name + ": " + std::to_string(tokens));
   }
   return text;
 }

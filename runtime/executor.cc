@@ -7,12 +7,19 @@
 #include <type_traits>
 #include <utility>
 
+#include "planner/lower/message_channels.h"
 #include "planner/plan/sequence_order.h"
 #include "runtime/device/staging.h"
 #include "runtime/float16.h"
 
 namespace tessera {
 namespace {
+
+std::vector<TaskId> IssueOrder(const TaskGraph& tasks) {
+  std::vector<TaskId> order;
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) order.emplace_back(t);
+  return order;
+}
 
 std::vector<int> WorldRanks(const DeviceGroup& group) {
   std::vector<int> ranks;
@@ -110,11 +117,18 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
   SizeBuffers();
   TESSERA_RETURN_IF_ERROR(OpenTiers(files));
 
-  for (size_t t = 0; t < tasks_.tasks.size(); ++t) {
-    const Task& task = tasks_.tasks[t];
+  std::vector<TaskId> order = IssueOrder(tasks_);
+  bool in_turn = true;  // how messages go
+  if (everyone_->SendInTurnWaits()) {
+    auto meetings = MeetingOrder(tasks_);
+    in_turn = meetings.has_value();
+    if (in_turn) order = *std::move(meetings);
+  }
+  for (TaskId id : order) {
+    const Task& task = tasks_.task(id);
     if (position(task.group) < 0 || IsIdle(task)) continue;
     Work work;
-    work.task = TaskId(t);
+    work.task = id;
     work.name = NameOf(tasks_, graph_, work.task);
     switch (task.kind) {
       case TaskKind::kLoad:
@@ -140,7 +154,7 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
     }
     work_.push_back(std::move(work));
   }
-  TESSERA_RETURN_IF_ERROR(OpenChannels());
+  if (in_turn) TESSERA_RETURN_IF_ERROR(OpenChannels());
   FuseCalls();
   FindLifetimes();
   PlanStreams();
@@ -532,14 +546,13 @@ void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
   work.way.tag = static_cast<uint64_t>(to_id.value);
 }
 
-// Messages go in turn, unless a step would then stand still.
 Result<void> RankExecutor::OpenChannels() {
-  if (everyone_->SendInTurnWaits() && !SendsMayWait(tasks_)) return {};
   const MessageChannels channels = FindMessageChannels(tasks_);
   GroupTransfer::SizesByEnd sizes;
   for (Work& work : work_) {
     if (work.transfer == nullptr) continue;
     work.way.channel = channels.of_task[work.task.index()];
+    if (work.way.channel < 0) continue;
     work.transfer->AddTo(sizes, work.way.channel);
   }
   std::vector<ChannelEnd> ends;

@@ -10,8 +10,10 @@
 // never exceeds what issue order needs. On a device with queues each stream is
 // a queue, tasks are enqueued in issue order, and every buffer has a fixed
 // place (runtime/step_order.h): a step allocates nothing and the host waits for
-// its end alone. Otherwise all tasks run in issue order. Results do not depend
-// on it.
+// its end alone. Otherwise all tasks run in issue order. Where a send waits for
+// its receive, MeetingOrder (planner/lower/message_channels.h) takes the place
+// of issue order, or messages are copied if there is none. Results do not
+// depend on it.
 //
 // Thread safety: an executor belongs to one thread at a time, which alone calls
 // Run, and between Runs data, ReadValue, WriteValue and all else; what Run does
@@ -28,9 +30,10 @@
 
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
-#include "planner/lower/executor.h"
 #include "planner/lower/factored_update.h"
 #include "planner/lower/file_layout.h"
+#include "planner/lower/task_graph.h"
+#include "planner/lower/timeline.h"
 #include "planner/plan/matrix_form.h"
 #include "planner/plan/plan.h"
 #include "runtime/comm/communicator.h"
@@ -62,7 +65,7 @@ using LoadInput =
 // which the rank keeps a run.
 LocalTensor BlockOf(const Value& value, const Placement& here);
 
-class RankExecutor : public Executor {
+class RankExecutor {
  public:
   // Device i of the groups is rank i of `world`. Allocates what persists, with
   // unknown contents, and joins all groups: the ranks of the job call this
@@ -78,7 +81,7 @@ class RankExecutor : public Executor {
   // result, and the two do not run at the same time.
   static Result<std::unique_ptr<RankExecutor>> CreateForLoss(
       const TaskGraph& tasks, const RankExecutor& of, LoadInput load);
-  ~RankExecutor() override;
+  ~RankExecutor();
 
   // The optimizer step that the next Run makes, and the samples taken before
   // it, from 0. Run counts them up, by one and by the global batch.
@@ -109,7 +112,7 @@ class RankExecutor : public Executor {
   // that replays graphs has no spans. An error names the task; the job has then
   // been aborted, and this executor is of no further use.
   // REQUIRES: `tasks` is that of Create.
-  Result<Timeline> Run(const TaskGraph& tasks) override;
+  Result<Timeline> Run(const TaskGraph& tasks);
 
   // This rank's buffer of a value, in the memory of its tier, and where its
   // elements belong; null on the ranks outside of the value's group, and for
@@ -213,7 +216,7 @@ class RankExecutor : public Executor {
   void AwaitPlace(ValueId root, StreamJob& job);
   // executor_queues.cc
   Result<void> PlanQueues();
-  Result<void> PlaceTier(MemoryTier tier, std::vector<EnqueuedJob>& jobs);
+  Result<void> PlaceTier(MemoryTier tier);
   Result<void> MakeArena(MemoryTier tier, Bytes bytes);
   Result<void> Pin(void* data, Bytes bytes);
   int StreamOf(const Work& work);

@@ -322,11 +322,11 @@ class RankExecutor::ListCalls {
       const TensorId weight = tasks_.value(*written).tensor;
       std::vector<ValueId> reads = {task_.reads[w]};
       reads.insert(reads.end(), scalars.begin(), scalars.end());
-      TESSERA_TRY(
-          Call* const call,
-          Add(std::move(reads),
-              {written, written + static_cast<int64_t>(per_weight)},
-              graph_.tensor(weight).weight_decay && task_.kernel != "adam"));
+      TESSERA_TRY(Call* const call,
+                  Add(std::move(reads),
+                      {written, written + static_cast<int64_t>(per_weight)},
+                      graph_.tensor(weight).weight_decay &&
+                          OptimizerNamed(task_.kernel).decays));
       if (!scalars[0].valid()) {
         TESSERA_TRY(call->operands[1].data, executor_.One(device_));
         call->operands[1].dtype = ScalarType(graph_);

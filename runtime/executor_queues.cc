@@ -73,9 +73,9 @@ Result<void> RankExecutor::PlanQueues() {
     }
     queue_of_.push_back(queue);
   }
-  TESSERA_RETURN_IF_ERROR(PlaceTier(MemoryTier::kDevice, jobs));
+  TESSERA_RETURN_IF_ERROR(PlaceTier(MemoryTier::kDevice));
   if (host_ != nullptr) {
-    TESSERA_RETURN_IF_ERROR(PlaceTier(MemoryTier::kHost, jobs));
+    TESSERA_RETURN_IF_ERROR(PlaceTier(MemoryTier::kHost));
     for (size_t v = 0; v < tasks_.values.size(); ++v) {
       const Value& value = tasks_.values[v];
       if (weights_ != nullptr || !value.persistent || buffers_[v] == nullptr ||
@@ -175,8 +175,7 @@ Result<void> RankExecutor::FillLoads() {
 }
 
 // Gives every buffer of a step, and what tasks stage, a place.
-Result<void> RankExecutor::PlaceTier(MemoryTier tier,
-                                     std::vector<EnqueuedJob>& jobs) {
+Result<void> RankExecutor::PlaceTier(MemoryTier tier) {
   const auto last = static_cast<int>(work_.size()) - 1;
   const ValueId loss =
       tasks_.loss.valid() ? tasks_.Root(tasks_.loss) : ValueId();
@@ -203,7 +202,8 @@ Result<void> RankExecutor::PlaceTier(MemoryTier tier,
       places.push_back(&work.staged);
     }
   }
-  const BufferPlaces placed = PlaceBuffers(buffers, AlignmentOf(tier), jobs);
+  const BufferPlaces placed =
+      PlaceBuffers(buffers, AlignmentOf(tier), enqueued_);
   TESSERA_RETURN_IF_ERROR(MakeArena(tier, placed.arena));
   auto* const arena =
       static_cast<std::byte*>(arenas_[static_cast<size_t>(tier)].data);
@@ -353,7 +353,6 @@ Result<Timeline> RankExecutor::RunInQueues() {
     queues_->Await(kBegin);
   }
   std::vector<int> last(streams_.size(), -1);  // part
-  // What is enqueued uses the buffers and this executor until it has ended.
   const auto finish = [&] {
     queues_->UseQueue(0);
     for (int part : last) {
@@ -361,9 +360,10 @@ Result<Timeline> RankExecutor::RunInQueues() {
     }
     return queues_->Synchronize();
   };
+  // What is enqueued uses the buffers and this executor until it has ended.
   const auto fail = [&](const Error& error) {
     world_.Abort(error.ToString());
-    (void)finish();
+    queues_->WaitForAll();
     return error;
   };
   if (replays) {
@@ -379,10 +379,7 @@ Result<Timeline> RankExecutor::RunInQueues() {
     if (part.captured) queues_->Mark(EndMarkOf(step, last[stream]));
     if (!done) return fail(done.error());
   }
-  if (auto done = finish(); !done) {
-    world_.Abort(done.error().ToString());
-    return done.error();
-  }
+  if (auto done = finish(); !done) return fail(done.error());
   Timeline timeline;
   if (!replays) {
     TESSERA_TRY(timeline, TimelineOfQueues());

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "planner/base/divide.h"
 #include "planner/io/json_value.h"
 
 namespace tessera {
@@ -253,7 +254,7 @@ Result<SafetensorsWriter> SafetensorsWriter::Create(
   }
   header += "}";
   // Spaces, so that the tensors begin at a multiple of 8 bytes.
-  header.resize((header.size() + 7) / 8 * 8, ' ');
+  header.resize(RoundUp(header.size(), 8), ' ');
 
   std::error_code code;
   const auto status = std::filesystem::status(path, code);

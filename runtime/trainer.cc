@@ -15,6 +15,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/comm/host_messages.h"
 #include "runtime/device/process_memory.h"
+#include "runtime/product_choices.h"
 #include "runtime/train_state.h"
 
 namespace tessera {
@@ -32,6 +33,7 @@ struct Outcome {
   double loss = 0;  // of the rank that has it
   int64_t picoseconds = 0;
   int64_t stop = 0;
+  int64_t untuned = 0;  // products
 };
 
 // A rank's report to rank 0: this, then its spans.
@@ -81,6 +83,7 @@ class Trainer {
         executor_(executor),
         all_(all),
         messages_(executor.device(), all),
+        tuner_(job.tune ? job.device->product_tuner() : nullptr),
         resident_before_(resident_before) {
     if (job.learning_rate) {
       learning_rate_ = *job.learning_rate;
@@ -189,6 +192,9 @@ class Trainer {
     if (self == loss_rank) mine.loss = LossOf(executor_);
     mine.picoseconds = timeline.step_time.picoseconds;
     mine.stop = job_.stop != nullptr && job_.stop->load() ? 1 : 0;
+    std::vector<MatMulKey> untuned;
+    if (tuner_ != nullptr) untuned = tuner_->TakeUntuned();
+    mine.untuned = std::ssize(untuned);
     const Outcome sent = mine;
     TESSERA_RETURN_IF_ERROR(
         messages_.AllGather(&sent, sizeof(Outcome), outcomes.data()));
@@ -197,7 +203,9 @@ class Trainer {
     report.step = step;
     report.learning_rate = rate;
     report.loss = outcomes[loss_rank].loss;
+    bool tunes = false;
     for (const Outcome& outcome : outcomes) {
+      tunes = tunes || outcome.untuned > 0;
       report.step_time = Max(report.step_time, {outcome.picoseconds});
       summary_.interrupted = summary_.interrupted || outcome.stop != 0;
     }
@@ -207,6 +215,10 @@ class Trainer {
     if (has_timeline) {
       kept_.push_back({report.step_time, std::move(timeline)});
       if (kept_.size() > kKeptTimelines) kept_.pop_front();
+    }
+    if (tunes && !summary_.interrupted) {
+      executor_.world().SetCurrentTask("timing of products");
+      TESSERA_RETURN_IF_ERROR(AgreeOnProducts(untuned, *tuner_, messages_));
     }
     if (validator_ != nullptr && (step + 1) % job_.validation.every == 0) {
       TESSERA_TRY(report.validation_loss, Validate());
@@ -257,7 +269,7 @@ class Trainer {
     const Duration median = times[MedianIndex(times)];
     summary_.step_time = median;
     summary_.graphs = executor_.graph_use();
-    if (job_.tune) summary_.products = executor_.device().TunedProducts();
+    if (tuner_ != nullptr) summary_.products = tuner_->Choices();
     summary_.tokens_per_s = TokensPerSecond(median);
 
     // The median step of those whose timelines are still there. All ranks
@@ -303,6 +315,7 @@ class Trainer {
   RankExecutor& executor_;
   Communicator& all_;
   HostMessages messages_;
+  ProductTuner* const tuner_;  // null: products are not timed
   const Bytes resident_before_;
   LearningRate learning_rate_;
   TaskGraph loss_tasks_;
@@ -315,7 +328,7 @@ class Trainer {
 
 // What all ranks of a job have in common, where they were started apart.
 struct Terms {
-  static constexpr std::array<const char*, 12> kNames = {
+  static constexpr std::array<const char*, 13> kNames = {
       "seed (--seed)",
       "number of steps (--steps)",
       "optimizer (--optimizer)",
@@ -328,7 +341,8 @@ struct Terms {
       "validation (--validate-every, --validate-batches)",
       "interval or file of checkpoints (--save, --save-every)",
       "export (--export, --export-shard)",
-      "start (--load)"};
+      "start (--load)",
+      "GPU, cuBLASLt or use of --tune"};
   std::array<uint64_t, kNames.size()> values = {};
 };
 
@@ -374,9 +388,16 @@ Terms TermsOf(const TrainingJob& job) {
   uint64_t exports = 0;
   mix(exports, job.export_folder.empty());
   mix(exports, job.export_file_bytes.value);
+  uint64_t products = 0;
+  if (job.tune) {
+    mix(products, 1);
+    if (const ProductTuner* const tuner = job.device->product_tuner()) {
+      for (char c : tuner->Maker()) mix(products, c);
+    }
+  }
   return {{job.seed, static_cast<uint64_t>(job.steps), optimizer, options,
            job.options.stochastic_rounding, rate, work, job.data, validation,
-           saves, exports, job.load_path.empty()}};
+           saves, exports, job.load_path.empty(), products}};
 }
 
 Result<void> CheckTerms(const TrainingJob& job, HostMessages all) {
@@ -399,9 +420,10 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
   std::iota(everyone.begin(), everyone.end(), 0);
   TESSERA_TRY(Communicator* const all, job.world->Group(everyone));
   TESSERA_RETURN_IF_ERROR(CheckTerms(job, {*job.device, *all}));
-  if (job.tune) {
-    TESSERA_RETURN_IF_ERROR(
-        job.device->TuneProducts(job.products, job.products_path));
+  ProductTuner* const tuner = job.device->product_tuner();
+  if (job.tune && tuner != nullptr) {
+    TESSERA_RETURN_IF_ERROR(ShareProducts(job.products, job.products_path,
+                                          *tuner, {*job.device, *all}));
   }
   job.device->set_fuses(job.fuses);
   ResetPeakResident();

@@ -75,8 +75,10 @@ struct TrainingJob {
   // Replays what can be captured of a step as graphs. REQUIRES: a device with
   // queues.
   bool graphs = false;
-  // Whether algorithms of products are timed, and those that were chosen before
-  // (TrainingResult::products), with the file's name for errors.
+  // Whether algorithms of products are timed, between the step that first runs
+  // them and the next one, or of validation's behind the next one; and those that were chosen before
+  // (TrainingResult::products), of which rank 0's count, with the file's name
+  // for errors. No effect on devices whose products have one algorithm.
   bool tune = false;
   std::string products;
   std::string products_path;
@@ -112,7 +114,7 @@ struct TrainingResult {
   std::optional<int64_t> saved;  // the step behind which it left a checkpoint
   bool exported = false;
   GraphUse graphs;       // of this rank; none without TrainingJob::graphs
-  std::string products;  // of this rank: RankDevice::TunedProducts
+  std::string products;  // of all ranks, with TrainingJob::tune
   // By rank, on rank 0 only: the true peak of memory, and the step that took
   // the median time, of those that replayed no graphs.
   std::vector<MemoryUse> memory;

@@ -79,7 +79,8 @@ std::vector<TaskComparison> CompareTasks(
   for (const Timeline& timeline : WithoutWaiting(tasks, measured)) {
     for (const Span& span : timeline.spans) {
       const Task& task = tasks.task(span.task);
-      if (task.kind == TaskKind::kRecv || pricer.IsElsewhere(task)) continue;
+      if (task.kind == TaskKind::kRecv || pricer.fusions().IsElsewhere(task))
+        continue;
       seconds[keys[span.task.index()]].push_back(
           (span.end - span.start).seconds());
     }
@@ -87,7 +88,8 @@ std::vector<TaskComparison> CompareTasks(
   std::map<ProfileKey, TaskComparison> found;
   std::map<ProfileKey, std::map<GroupId, int>> counts;
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
-    if (!seconds.contains(keys[t]) || pricer.IsElsewhere(tasks.tasks[t])) {
+    if (!seconds.contains(keys[t]) ||
+        pricer.fusions().IsElsewhere(tasks.tasks[t])) {
       continue;
     }
     TaskComparison& row = found[keys[t]];

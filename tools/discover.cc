@@ -5,6 +5,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "planner/io/cluster_io.h"
 #include "profiler/host_speed.h"
@@ -67,8 +68,9 @@ std::string NvLinkText(const FoundGpu& gpu) {
   if (gpu.switch_links > 0) text = std::to_string(gpu.switch_links) + " switch";
   for (size_t peer = 0; peer < gpu.peer_links.size(); ++peer) {
     if (gpu.peer_links[peer] == 0) continue;
-    text += (text.empty() ? "" : ", ") + std::to_string(gpu.peer_links[peer]) +
-            " to " + std::to_string(peer);
+    AppendTo(
+        text, ", ",
+        std::to_string(gpu.peer_links[peer]) + " to " + std::to_string(peer));
   }
   return text.empty() ? "none" : text;
 }

@@ -10,6 +10,7 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/band.h"
 #include "costmodel/whatif/predict.h"
+#include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "planner/base/threads.h"
 #include "planner/plan/describe.h"
@@ -127,7 +128,7 @@ std::string OnlyIn(const std::string& text, const std::string& other) {
   for (const std::string& part : PartsOfText(text)) {
     if (std::ranges::find(known, part) != known.end()) continue;
     if (++count > kMostParts) continue;
-    only += (only.empty() ? "" : ", ") + part;
+    AppendTo(only, ", ", part);
   }
   if (count > kMostParts) only += ", …";
   return only;
@@ -165,8 +166,7 @@ std::string SharesText(const std::vector<StepPart>& parts) {
   std::string text;
   for (const auto& [name, share] : parts) {
     if (std::abs(share) < kNoShare) continue;
-    text += (text.empty() ? "" : ", ") + std::string(name) + " " +
-            FormatPercent(share);
+    AppendTo(text, ", ", std::string(name) + " " + FormatPercent(share));
   }
   return text;
 }
@@ -181,12 +181,13 @@ std::string BindsText(const Prediction& prediction) {
   std::string out =
       text + "\n  " +
       Wrap("step time " + FormatTime(prediction.evaluation.step_time) +
-               ", by " + SharesText(ShownParts(prediction)),
+               ", by how it falls as each gets faster: " +
+               SharesText(ShownParts(prediction)),
            4) +
       "\n";
   std::vector<StepPart> exposed;
   for (const BreakdownPart& part : PartsOf(prediction.evaluation.breakdown)) {
-    if (part.time == Duration{} || part.name == "bubble") continue;
+    if (part.time == Duration{}) continue;
     exposed.push_back(
         {part.name,
          part.time.seconds() / prediction.evaluation.step_time.seconds()});
@@ -198,8 +199,8 @@ std::string BindsText(const Prediction& prediction) {
   std::string parts;
   for (const MemoryPart& part : MemoryParts(prediction.memory_use)) {
     if (part.bytes == Bytes{}) continue;
-    parts += (parts.empty() ? "" : ", ") + std::string(part.name) + " " +
-             FormatBytes(part.bytes);
+    AppendTo(parts, ", ",
+             std::string(part.name) + " " + FormatBytes(part.bytes));
   }
   out += "  " + Wrap(memory + parts, 4) + "\n";
   for (const std::string& violation : prediction.evaluation.violations) {

@@ -6,7 +6,7 @@ least mean over sources of the mean absolute percentage error of the rows that
 the stack stands for. Every source is held out in turn: its error is that of
 figures fitted to the others. The figures written are those fitted to all.
 
-  tools/fit_stacks.py build/tessera runs.csv -o planner/topology/stack_constants.inc
+  tools/fit_stacks.py build/release/tessera runs.csv -o planner/topology/stack_constants.inc
 """
 
 import argparse

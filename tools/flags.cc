@@ -225,17 +225,18 @@ bool IsFlag(std::string_view word) {
 
 // That the optimizer has the means that --betas and --epsilon are of.
 Result<void> CheckMoments(const Options& options) {
-  const std::string& optimizer = options.training.optimizer;
-  const bool adam = optimizer == "adamw" || optimizer == "adam";
-  const int betas = adam ? 2 : optimizer == "momentum" ? 1 : 0;
-  if (options.betas != 0 && options.betas != betas) {
-    return InvalidInput(betas == 0   ? optimizer + " has none"
-                        : betas == 1 ? "momentum has one: expected B1 alone"
-                                     : optimizer + " has two: expected B1,B2",
+  const OptimizerRow& optimizer = OptimizerNamed(options.training.optimizer);
+  const std::string name(optimizer.name);
+  if (options.betas != 0 && options.betas != optimizer.moments) {
+    return InvalidInput(optimizer.moments == 0 ? name + " has none"
+                        : optimizer.moments == 1
+                            ? name + " has one: expected B1 alone"
+                            : name + " has two: expected B1,B2",
                         "--betas");
   }
-  if (!adam && options.Given("--epsilon")) {
-    return InvalidInput(optimizer + " has none", "--epsilon");
+  // Adam's, in whose second moment's root it is.
+  if (optimizer.moments < 2 && options.Given("--epsilon")) {
+    return InvalidInput(name + " has none", "--epsilon");
   }
   return {};
 }
@@ -251,7 +252,8 @@ std::span<const Flag> Flags() {
       {"--cluster", "NAME[:NODES[xGPUS]][+NAME...][@NETWORK[:N]]|FILE",
        "cluster: a preset ('tessera list topologies'), perhaps with another "
        "network ('tessera list networks'), or nodes of several presets, such "
-       "as dgx-h100:2+dgx-a100-80gb:4, or a cluster file",
+       "as dgx-h100:2+dgx-a100-80gb:4, or a cluster file (.txtpb, .textproto, "
+       ".pbtxt, .json or .pb)",
        SetText<&Options::cluster>},
       {"--stack", "NAME[,KEY=VALUE...]",
        "training software whose habits decide the time of a step ('tessera "
@@ -361,7 +363,9 @@ std::span<const Flag> Flags() {
        "'space NAME'; '#' begins a comment",
        SetText<&Options::constraints>},
       {"--from", "FILE",
-       "start from a plan that was made for another cluster of the same model",
+       "start from a plan of the same model that was made for another "
+       "cluster,\n"
+       "global batch, sequence length or dtype",
        SetText<&Options::from>},
       {"--resume", "",
        "start from the plan that the file of -o holds, too, if it is there",
@@ -412,6 +416,10 @@ std::span<const Flag> Flags() {
        "optimizer steps, with --load of a checkpoint so many more (default: "
        "20)",
        SetInteger<&Options::steps, int64_t{1}, kMostInt64>},
+      {"--until", "N",
+       "in place of --steps: up to step N of the training, so that jobs which "
+       "go on from one another end there",
+       SetInteger<&Options::until, int64_t{1}, kMostInt64>},
       {"--warmup", "N",
        "steps over which the learning rate rises to --lr (default: 0)",
        SetInteger<&Options::warmup, int64_t{0}, kMostInt64>},
@@ -455,9 +463,9 @@ std::span<const Flag> Flags() {
        "equal bit for bit (on the CPU they always are)",
        SetTrue<&Options::deterministic>},
       {"--tune", "FILE",
-       "on GPUs: time the algorithms of each matrix product when it first "
-       "runs, take the fastest, and leave the choices in FILE, which a later "
-       "run begins with",
+       "on GPUs: time the algorithms of each matrix product behind the step "
+       "that first runs it, take the fastest on all ranks, and leave the "
+       "choices in FILE, which a later run begins with",
        SetText<&Options::tune>},
       {"--compare", "",
        "at the end list the tasks by the error of their predicted times",
@@ -531,7 +539,8 @@ std::span<const Flag> Flags() {
        SetInteger<&Options::samples, 1, 100000>},
       {"--tokens", "N", "tokens of a training run, such as 300B or 1.5T",
        SetTokens},
-      {"--days", "D", "the longest that a run may take", SetDays},
+      {"--days", "D", "the longest that the run of --cheapest may take",
+       SetDays},
       {"--checkpoint-every", "N",
        "steps between checkpoints (default: the interval that loses least, "
        "Daly 2006)",
@@ -612,14 +621,14 @@ Result<Options> ParseFlags(std::span<const std::string_view> accepted,
     if (auto set = flag.set(options, value); !set) return set.error().At(name);
   }
   TrainingOptions& training = options.training;
-  constexpr std::string_view kDecaying[] = {"adamw", "adafactor"};
-  if (!options.Given("--weight-decay") &&
-      std::ranges::count(kDecaying, training.optimizer) == 0) {
+  const OptimizerRow& optimizer = OptimizerNamed(training.optimizer);
+  if (!options.Given("--weight-decay") && !optimizer.decays_by_default) {
     training.weight_decay = 0;
   }
-  if (training.optimizer == "adam" && training.weight_decay > 0) {
-    return InvalidInput("adam has none: adamw is Adam with weight decay",
-                        "--weight-decay");
+  if (!optimizer.decays && training.weight_decay > 0) {
+    return InvalidInput(
+        training.optimizer + " has none: adamw is Adam with weight decay",
+        "--weight-decay");
   }
   TESSERA_RETURN_IF_ERROR(CheckMoments(options));
   return options;

@@ -13,6 +13,7 @@
 #include "costmodel/collective/collective.h"
 #include "costmodel/profile/profile_io.h"
 #include "costmodel/whatif/scenario.h"
+#include "planner/base/append.h"
 #include "planner/base/file.h"
 #include "planner/base/system_error.h"
 #include "planner/io/cluster_io.h"
@@ -21,6 +22,7 @@
 #include "planner/io/importer.h"
 #include "planner/io/onnx.h"
 #include "planner/io/plan_io.h"
+#include "planner/io/proto_endings.h"
 #include "planner/io/zoo.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
@@ -92,7 +94,7 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
   // A graph file has sizes and a dtype of its own.
   if (!IsGraphFile(options.model)) {
     if (!import.dtype) import.dtype = DefaultDType(cluster);
-    TESSERA_RETURN_IF_ERROR(CheckReadable(options.model));
+    TESSERA_RETURN_IF_ERROR(CheckModelReadable(options.model));
     // What is wrong with the file comes before what is missing of the flags. An
     // ONNX file may fix its sizes, too.
     const bool config = IsHuggingFace(options.model);
@@ -210,7 +212,7 @@ void WarnOfUnpriced(Inputs& inputs) {
   if (untimed.empty()) return;
   std::string names;
   for (std::string_view name : untimed) {
-    names += (names.empty() ? "" : ", ") + std::string(name);
+    AppendTo(names, ", ", name);
   }
   inputs.warnings.push_back(
       "no FLOPs, and no rows of a profile for these devices in " +
@@ -228,7 +230,7 @@ void WarnOfOtherDevices(Inputs& inputs) {
   std::string names;
   for (const DeviceType& type : inputs.cluster.device_types) {
     if (timed.contains(type.name)) return;
-    names += (names.empty() ? "" : ", ") + type.name;
+    AppendTo(names, ", ", type.name);
   }
   inputs.warnings.push_back(
       "--profile has no times of the cluster's devices (" + names + ")" +
@@ -419,9 +421,8 @@ Result<void> CheckReplaceable(const std::string& path, std::string_view flag) {
 }
 
 Result<void> CheckProtoOutput(const std::string& path, std::string_view flag) {
-  const auto ends = [&](std::string_view end) { return path.ends_with(end); };
-  if (!ends(".txtpb") && !ends(".json") && !ends(".pb")) {
-    return InvalidInput("'" + path + "' does not end in .txtpb, .json or .pb",
+  if (!HasProtoFileEnding(path)) {
+    return InvalidInput("'" + path + "' does not end in " + ProtoEndings(),
                         std::string(flag));
   }
   std::error_code error;
@@ -489,8 +490,19 @@ Result<void> CheckLength(const Options& options) {
   return NoSequence(options);
 }
 
+Result<void> CheckModelReadable(const std::string& model) {
+  if (IsZoo(model)) return {};
+  if (access(model.c_str(), F_OK) != 0 && errno == ENOENT) {
+    return InvalidInput(
+        "there is no such file or folder: expected a model's config.json (of "
+        "one at Hugging Face downloaded before), its folder, an .onnx or graph "
+        "file, or zoo:NAME ('tessera list models')",
+        model);
+  }
+  return CheckReadable(model);
+}
+
 Result<void> CheckReadable(const std::string& path) {
-  if (IsZoo(path)) return {};
   if (access(path.c_str(), R_OK) == 0) return {};
   return SystemError("cannot open", path, errno);
 }

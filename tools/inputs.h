@@ -85,8 +85,10 @@ Result<void> CheckPathsDiffer(const Options& options);
 // An error for a --seq-len that the model has no use for.
 Result<void> CheckLength(const Options& options);
 
-// An error unless there is a file or folder at `path` that can be read, or it
-// names a model of the zoo.
+// An error unless there is a file or folder at `path` that can be read.
 Result<void> CheckReadable(const std::string& path);
+
+// The same of a --model, which may also be one of the zoo.
+Result<void> CheckModelReadable(const std::string& model);
 
 }  // namespace tessera

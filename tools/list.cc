@@ -50,7 +50,7 @@ std::vector<Entry> KernelEntries() {
   for (const Kernel& kernel : CpuKernels()) {
     const OpDef* op = OperatorOf(kernel.name);
     entries.push_back({std::string(kernel.name),
-                       "cpu: " + std::string(op ? op->summary : "optimizer")});
+                       std::string(op ? op->summary : "optimizer")});
   }
   return entries;
 }
@@ -130,7 +130,8 @@ std::span<const Kind> Kinds() {
   static constexpr Kind kTable[] = {
       {"operators", "what a model's graph is made of",
        [] { return Entries(Ops()); }},
-      {"kernels", "what the runtime computes operators with", KernelEntries},
+      {"kernels", "what the runtime computes operators with, on CPUs and GPUs",
+       KernelEntries},
       {"topologies", "clusters by name, for --cluster",
        [] { return Entries(Topologies()); }},
       {"networks", "networks between nodes, for --cluster NAME:NODES@NETWORK",

@@ -71,6 +71,7 @@ struct Options {
   // run
   std::string data;
   int64_t steps = 20;
+  int64_t until = 0;  // 0: --steps counts
   std::string save;
   std::string load;
   int64_t save_every = 0;

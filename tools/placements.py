@@ -45,7 +45,7 @@ def describe(report):
     step, expected = measured["step_time_s"], predicted["step_time_s"]
     memory, planned = peak(report), peak(predicted)
     row = (f"{step * 1e3:.0f} ms", f"{expected * 1e3:.0f} ms",
-           f"{expected / step:.2f}", f"{memory / 2**20:.1f} MiB",
+           f"{expected / step:.2f}", f"{memory / 1e6:.1f} MB",
            f"{planned / memory:.3f}")
     date = datetime.date.today().isoformat()
     line = (f"Measured {date}: step {row[0]} (predicted {row[1]}, {row[2]} of "

@@ -12,6 +12,7 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
+#include "planner/base/append.h"
 #include "planner/base/file.h"
 #include "planner/base/format.h"
 #include "planner/io/plan_io.h"
@@ -86,7 +87,7 @@ std::string BrokenBy(const SearchSpace& space, const Plan& plan) {
   std::string broken;
   for (const std::string& where :
        space.constraints.Broken(space.index, *space.cluster, plan)) {
-    broken += (broken.empty() ? "" : ", ") + where;
+    AppendTo(broken, ", ", where);
   }
   return broken;
 }
@@ -104,14 +105,21 @@ void WarnWhereNoStart(const SearchSpace& space, const Plan& plan,
       (broken.empty() ? "" : ", which breaks " + broken));
 }
 
-// What became of the plan of --from, `file`.
+// What became of the plan of --from, `file`: its `microbatches` are those that
+// it has there, `old` is what it is for this batch.
 std::string FromText(const std::string& file, const SearchSpace& space,
-                     const Plan& old, const std::vector<Plan>& near) {
+                     int microbatches, const Plan& old,
+                     const std::vector<Plan>& near) {
   if (near.empty()) return file + ": nothing near this plan is valid here";
-  std::string text = file + ": starting from " +
-                     (SameUpToNames(near[0], old)
-                          ? std::string("this plan as it is")
-                          : StrategyText(space.index, *space.cluster, near[0]));
+  std::string text = file + ": starting from ";
+  if (!SameUpToNames(near[0], old)) {
+    text += StrategyText(space.index, *space.cluster, near[0]);
+  } else if (old.microbatches == microbatches) {
+    text += "this plan as it is";
+  } else {
+    text += "this plan with " + std::to_string(old.microbatches) +
+            (old.microbatches == 1 ? " microbatch" : " microbatches");
+  }
   if (near.size() > 1) {
     text += " and " + std::to_string(near.size() - 1) + " more near it";
   }
@@ -130,9 +138,14 @@ Result<std::vector<Plan>> StartsOf(const Options& options,
     add(*inputs.plan, options.strategy ? "--strategy" : options.plan);
   }
   if (!options.from.empty()) {
-    TESSERA_TRY(const Plan old, ReadPlan(options.from, inputs.graph));
+    TESSERA_TRY(const PlanOfAnySize read,
+                ReadPlanOfAnySize(options.from, inputs.graph));
+    const Plan old =
+        ForBatch(read.plan, read.global_batch, inputs.graph.global_batch);
     std::vector<Plan> near = AdaptedPlans(space, old, kAdapted);
-    std::cerr << FromText(options.from, space, old, near) << std::endl;
+    std::cerr << FromText(options.from, space, read.plan.microbatches, old,
+                          near)
+              << std::endl;
     std::ranges::move(near, std::back_inserter(starts));
   }
   if (options.resume) {

@@ -32,12 +32,14 @@ Result<int> RunSimulate(const Options& options) {
 
   const Evaluator evaluator(inputs.graph, inputs.cluster,
                             inputs.profile_or_null(), options.training);
-  const Evaluation step = evaluator.Explain(plan);
-  if (!options.trace.empty() || !options.output.empty()) {
+  Evaluation step;
+  if (options.trace.empty() && options.output.empty()) {
+    step = evaluator.Explain(plan);
+  } else {
     const TaskGraph tasks =
         Lower(inputs.graph, inputs.cluster, plan, options.training);
-    TESSERA_TRY(const Timeline timeline,
-                Simulator(evaluator.pricer()).Run(tasks));
+    const Timeline timeline = Simulate(evaluator.pricer(), tasks);
+    step = evaluator.Explain(plan, tasks, timeline);
     if (!options.trace.empty()) {
       TESSERA_RETURN_IF_ERROR(WriteFileAtomically(
           options.trace,

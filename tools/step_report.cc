@@ -159,10 +159,16 @@ Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
 std::string FlopsText(const Throughput& rates) {
   const std::string rate =
       FormatRate({rates.model_tflops_per_gpu * 1e12}) + " per device";
+  if (rates.model_flops == 0)
+    return "not known: its operators do not say theirs";
   if (rates.peak_is_assumed) return rate;
-  return rate + ": MFU " + FormatPercent(rates.mfu) +
-         " (causal attention halved: " + FormatPercent(rates.mfu_causal) +
-         "), HFU " + FormatPercent(rates.hfu);
+  const std::string causal =
+      rates.mfu_causal == rates.mfu
+          ? ""
+          : " (causal attention halved: " + FormatPercent(rates.mfu_causal) +
+                ")";
+  return rate + ": MFU " + FormatPercent(rates.mfu) + causal + ", HFU " +
+         FormatPercent(rates.hfu);
 }
 
 std::vector<BreakdownPart> PartsOf(const Breakdown& breakdown) {

@@ -47,4 +47,23 @@ std::string Wrap(std::string_view text, size_t indent, size_t columns) {
   return out;
 }
 
+std::string ShellWord(std::string_view word) {
+  // What no shell reads otherwise (POSIX, Shell Command Language, 2.2).
+  const bool plain = !word.empty() && std::ranges::all_of(word, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           (c >= '0' && c <= '9') ||
+           std::string_view("%+,-./:=@_").find(c) != std::string_view::npos;
+  });
+  if (plain) return std::string(word);
+  std::string quoted = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      quoted += "'\\''";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "'";
+}
+
 }  // namespace tessera

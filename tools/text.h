@@ -1,5 +1,5 @@
 #pragma once
-// Tables and paragraphs for a terminal.
+// Tables, paragraphs and commands for a terminal.
 
 #include <cstddef>
 #include <string>
@@ -15,5 +15,8 @@ std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
 // `text` broken at spaces into lines of at most `columns`, each but the first
 // behind `indent` spaces.
 std::string Wrap(std::string_view text, size_t indent, size_t columns = 80);
+
+// `word` as a POSIX shell reads it, in quotes where it needs them.
+std::string ShellWord(std::string_view word);
 
 }  // namespace tessera

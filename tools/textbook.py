@@ -14,8 +14,6 @@ import argparse
 import json
 import subprocess
 
-BAND = 0.085  # costmodel/whatif/band.cc
-
 # What is meant, and model, global batch, sequence, cluster, further flags.
 ROWS = [
     ("one device: the model fits",
@@ -66,7 +64,7 @@ def line(row, j):
     over = (min(a["step_time_s"] for a in fit) / found["step_time_s"] - 1
             if fit and found["feasible"] else None)
     agrees = (situation["situation"] == meant and over is not None
-              and over <= BAND)
+              and over <= j["band"])
     what = " ".join([model.removeprefix("zoo:"), *settings])
     return (f'| {meant} | {what}, {batch} x {seq}, {cluster} | {answers} | '
             f'{found["name"]}, {found["step_time_s"]:.3g} s'

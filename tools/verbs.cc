@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <initializer_list>
 #include <iostream>
+#include <ranges>
 
 #include "planner/base/table.h"
 #include "runtime/launch/launch.h"
@@ -73,6 +75,25 @@ Result<int> RunWords(const std::vector<std::string>& arguments) {
   return RunVerb(*verb, arguments);
 }
 
+// What a verb takes that plans for a model: what is planned for what, and how
+// it is priced.
+constexpr std::string_view kPlanned =
+    "--model --cluster --collective --global-batch --seq-len --dtype --set "
+    "--optimizer --lr --weight-decay --clip --stochastic-rounding "
+    "--end-of-text --profile --stack";
+
+// Of texts such as "--model --cluster".
+std::vector<std::string_view> Flags(
+    std::initializer_list<std::string_view> texts) {
+  std::vector<std::string_view> flags;
+  for (const std::string_view text : texts) {
+    for (const auto word : std::views::split(text, ' ')) {
+      flags.emplace_back(word.begin(), word.end());
+    }
+  }
+  return flags;
+}
+
 }  // namespace
 
 int ExitCodeOf(ErrorCode code) {
@@ -109,41 +130,11 @@ std::span<const Verb> Verbs() {
        "tessera search --model examples/models/gpt2-xl/config.json --cluster "
        "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024 -o plan.json",
        "",
-       {"--model",
-        "--cluster",
-        "--collective",
-        "--global-batch",
-        "--seq-len",
-        "--dtype",
-        "--set",
-        "--plan",
-        "--strategy",
-        "--optimizer",
-        "--lr",
-        "--weight-decay",
-        "--clip",
-        "--end-of-text",
-        "--profile",
-        "--stack",
-        "--time-limit",
-        "--proposals",
-        "--chains",
-        "--temperature",
-        "--threads",
-        "--seed",
-        "--fix",
-        "--forbid",
-        "--max-microbatch",
-        "--space",
-        "--constraints",
-        "--from",
-        "--resume",
-        "--confirm",
-        "--verify",
-        "--data",
-        "--prefer",
-        "-o",
-        "--json"},
+       Flags({kPlanned,
+              "--plan --strategy --time-limit --proposals --chains "
+              "--temperature --threads --seed --fix --forbid --max-microbatch "
+              "--space --constraints --from --resume --confirm --verify --data "
+              "--prefer -o --json"}),
        {"--model", "--cluster"},
        RunSearch},
       {"simulate",
@@ -156,27 +147,7 @@ std::span<const Verb> Verbs() {
        "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024 --strategy "
        "dp=4,tp=8,mbs=4 --trace timeline.json",
        "",
-       {"--model",
-        "--cluster",
-        "--collective",
-        "--plan",
-        "--strategy",
-        "--global-batch",
-        "--seq-len",
-        "--dtype",
-        "--set",
-        "--optimizer",
-        "--lr",
-        "--weight-decay",
-        "--clip",
-        "--stochastic-rounding",
-        "--end-of-text",
-        "--profile",
-        "--stack",
-        "--trace",
-        "-o",
-        "--plan-out",
-        "--json"},
+       Flags({kPlanned, "--plan --strategy --trace -o --plan-out --json"}),
        {"--model", "--cluster"},
        RunSimulate},
       {"run",
@@ -196,52 +167,15 @@ std::span<const Verb> Verbs() {
        "--global-batch 16 --seq-len 128 --nproc 4 --strategy dp=2,tp=2,mbs=4 "
        "--data examples/data/gpl-3.txt --steps 50",
        "",
-       {"--model",
-        "--set",
-        "--data",
-        "--nproc",
-        "--cluster",
-        "--collective",
-        "--plan",
-        "--strategy",
-        "--global-batch",
-        "--seq-len",
-        "--steps",
-        "--dtype",
-        "--optimizer",
-        "--lr",
-        "--weight-decay",
-        "--betas",
-        "--epsilon",
-        "--warmup",
-        "--decay",
-        "--min-lr",
-        "--decay-steps",
-        "--clip",
-        "--stochastic-rounding",
-        "--seed",
-        "--end-of-text",
-        "--mask-token",
-        "--validate-every",
-        "--validate-batches",
-        "--log",
-        "--load",
-        "--save",
-        "--save-every",
-        "--export",
-        "--export-shard",
-        "--offload-dir",
-        "--backend",
-        "--threads",
-        "--profile",
-        "--trace",
-        "--graph",
-        "--deterministic",
-        "--tune",
-        "--check",
-        "--compare",
-        "--learn",
-        "--json"},
+       Flags({"--model --set --data --nproc --cluster --collective --plan "
+              "--strategy --global-batch --seq-len --steps --until --dtype "
+              "--optimizer --lr --weight-decay --betas --epsilon --warmup "
+              "--decay --min-lr --decay-steps --clip --stochastic-rounding "
+              "--seed --end-of-text --mask-token --validate-every "
+              "--validate-batches --log --load --save --save-every --export "
+              "--export-shard --offload-dir --backend --threads --profile "
+              "--trace --graph --deterministic --tune --check --compare "
+              "--learn --json"}),
        {"--model"},
        RunRun},
       {"profile",
@@ -257,13 +191,10 @@ std::span<const Verb> Verbs() {
        "verbs.",
        "tessera profile --cluster local-cpu:4 -o local.profile.pb",
        "",
-       {"--cluster",      "--backend",    "--nproc",
-        "--model",        "--plan",       "--strategy",
-        "--global-batch", "--seq-len",    "--dtype",
-        "--set",          "--optimizer",  "--lr",
-        "--weight-decay", "--clip",       "--stochastic-rounding",
-        "--end-of-text",  "--time-limit", "--again",
-        "--threads",      "-o",           "--json"},
+       Flags({"--cluster --backend --nproc --model --plan --strategy "
+              "--global-batch --seq-len --dtype --set --optimizer --lr "
+              "--weight-decay --clip --stochastic-rounding --end-of-text "
+              "--time-limit --again --threads -o --json"}),
        {"-o"},
        RunProfile},
       {"discover",
@@ -279,7 +210,7 @@ std::span<const Verb> Verbs() {
        "preset that is written, to change by hand.",
        "tessera discover -o cluster.txtpb",
        "",
-       {"-o", "--cluster", "--nodes", "--nproc", "--offload-dir", "--json"},
+       Flags({"-o --cluster --nodes --nproc --offload-dir --json"}),
        {},
        RunDiscover},
       {"validate",
@@ -293,7 +224,7 @@ std::span<const Verb> Verbs() {
        "of that name, for all rows that it stands for.",
        "tessera validate runs.csv --json",
        "TABLE.csv",
-       {"--stack", "--threads", "--json"},
+       Flags({"--stack --threads --json"}),
        {},
        RunValidate},
       {"whatif",
@@ -310,43 +241,12 @@ std::span<const Verb> Verbs() {
        "tp=2,mbs=4 --vary nodes=1,2,4,8 --vary "
        "fabric.inter.bandwidth=100,200Gb/s -o report.html",
        "",
-       {"--model",
-        "--cluster",
-        "--collective",
-        "--plan",
-        "--strategy",
-        "--replan",
-        "--vary",
-        "--set",
-        "--fail",
-        "--slow",
-        "--global-batch",
-        "--seq-len",
-        "--dtype",
-        "--optimizer",
-        "--clip",
-        "--end-of-text",
-        "--profile",
-        "--stack",
-        "--fast",
-        "--sensitivity",
-        "--jitter",
-        "--samples",
-        "--tokens",
-        "--days",
-        "--checkpoint-every",
-        "--restart",
-        "--scaling-limit",
-        "--scaling",
-        "--cheapest",
-        "--fit",
-        "--proposals",
-        "--threads",
-        "--seed",
-        "--plan-out",
-        "-o",
-        "--json",
-        "--csv"},
+       Flags({kPlanned,
+              "--plan --strategy --replan --vary --fail --slow --fast "
+              "--sensitivity --jitter --samples --tokens --days "
+              "--checkpoint-every --restart --scaling-limit --scaling "
+              "--cheapest --fit --proposals --threads --seed --plan-out -o "
+              "--json --csv"}),
        {"--model"},
        RunWhatif},
       {"explain",
@@ -366,11 +266,9 @@ std::span<const Verb> Verbs() {
        "tessera explain --model zoo:gpt2-xl --cluster dgx-a100-80gb:4 "
        "--global-batch 512 --seq-len 1024 --strategy dp=4,tp=8,mbs=4",
        "",
-       {"--model",     "--cluster",      "--collective",     "--plan",
-        "--strategy",  "--global-batch", "--seq-len",        "--dtype",
-        "--set",       "--optimizer",    "--clip",           "--end-of-text",
-        "--profile",   "--stack",        "--which-strategy", "--time-limit",
-        "--proposals", "--threads",      "--seed",           "--json"},
+       Flags({kPlanned,
+              "--plan --strategy --which-strategy --time-limit --proposals "
+              "--threads --seed --json"}),
        {"--model", "--cluster"},
        RunExplain},
       {"diff",
@@ -380,9 +278,7 @@ std::span<const Verb> Verbs() {
        "tessera diff a.json b.json --model zoo:gpt2-xl --cluster "
        "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024",
        "A.json B.json",
-       {"--model", "--cluster", "--collective", "--global-batch", "--seq-len",
-        "--dtype", "--set", "--optimizer", "--clip", "--end-of-text",
-        "--profile", "--stack", "--json"},
+       Flags({kPlanned, "--json"}),
        {"--model", "--cluster"},
        RunDiff},
       {"list",
@@ -390,7 +286,7 @@ std::span<const Verb> Verbs() {
        "Without KIND it prints the kinds.",
        "tessera list topologies",
        "[KIND]",
-       {"--json"},
+       Flags({"--json"}),
        {},
        RunList},
   };

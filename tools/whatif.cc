@@ -2,7 +2,6 @@
 #include <chrono>
 #include <filesystem>
 #include <iostream>
-#include <mutex>
 
 #include "costmodel/collective/collective.h"
 #include "costmodel/whatif/grid.h"
@@ -14,6 +13,8 @@
 #include "planner/topology/stacks.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
+#include "tools/progress_line.h"
+#include "tools/text.h"
 #include "tools/verb.h"
 #include "tools/whatif_output.h"
 #include "tools/whatif_report.h"
@@ -44,7 +45,7 @@ bool Has(const std::vector<Setting>& settings, const std::string& path) {
 Result<Scenario> ScenarioOf(const Options& options) {
   Scenario scenario;
   scenario.model = options.model;
-  TESSERA_RETURN_IF_ERROR(CheckReadable(options.model));
+  TESSERA_RETURN_IF_ERROR(CheckModelReadable(options.model));
   TESSERA_RETURN_IF_ERROR(CheckLength(options));
   scenario.cluster = options.cluster;
   const std::vector<std::string> offers = Words(options.cheapest);
@@ -79,6 +80,10 @@ Result<Scenario> ScenarioOf(const Options& options) {
     scenario.settings.push_back(*std::move(setting));
   }
   scenario.failed = options.fail;
+  // Over many strategies and clusters, and on what failures leave, keys are
+  // those of the whole.
+  scenario.drops_idle_keys = !options.vary.empty() || !options.fail.empty() ||
+                             options.scaling_limit > 0 || offers.size() > 1;
   for (const std::string& text : options.slow) {
     auto setting = ParseSetting(text);
     if (!setting) return setting.error().At("--slow");
@@ -262,24 +267,6 @@ std::string PlanFilesText(const std::vector<Cell>& cells) {
                    " rows: " + files.front() + " to " + files.back() + "\n";
 }
 
-// A line on standard error each few seconds of long work.
-class ProgressLines {
- public:
-  void Hear(const std::string& text) {
-    const std::lock_guard lock(mutex_);
-    const auto time = std::chrono::steady_clock::now();
-    if (time < next_) return;
-    next_ = time + kBetween;
-    std::cerr << "tessera: " << text << std::endl;
-  }
-
- private:
-  static constexpr std::chrono::seconds kBetween{10};
-  std::mutex mutex_;
-  std::chrono::steady_clock::time_point next_ =
-      std::chrono::steady_clock::now() + kBetween;
-};
-
 // What cannot be laid out is an answer in a cell of many. Where there is
 // nothing else it is bad input.
 Error AsInput(Error error) {
@@ -298,8 +285,7 @@ bool NoneLaidOut(const std::vector<const Cell*>& cells) {
 std::string CommandText(const Options& options) {
   std::string text = "tessera";
   for (const std::string& word : options.arguments) {
-    const bool plain = word.find_first_of(" '\"$*[]&;|<>()") == word.npos;
-    text += plain ? " " + word : " '" + word + "'";
+    text += " " + ShellWord(word);
   }
   return text;
 }
@@ -332,9 +318,9 @@ Result<int> RunWhatif(const Options& options) {
   grid.predict.sensitivity = options.sensitivity || !options.fast;
   grid.predict.run = {options.tokens, options.checkpoint_every,
                       options.restart_s};
-  ProgressLines lines;
+  ProgressLine line(std::chrono::seconds(10));
   grid.predict.watch = {&CatchInterrupts(),
-                        [&](const std::string& text) { lines.Hear(text); }};
+                        [&](const std::string& text) { line.Show(text); }};
   const ReplanOptions replan = {.proposals = options.proposals.value_or(0),
                                 .seed = options.seed};
   if (options.replan) grid.replan = replan;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "costmodel/whatif/band.h"
+#include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "tools/step_report.h"
 #include "tools/text.h"
@@ -68,11 +69,14 @@ std::vector<Row> CellRows(const WhatifResult& result) {
                {std::to_string(p.devices), FormatTime(p.evaluation.step_time),
                 FormatCount(p.tokens_per_s), FormatPercent(p.mfu)});
     if (runs) {
-      row.push_back(FormatNumber(p.run->days));
-      row.push_back(p.run->usd ? UsdText(*p.run->usd) : "no price");
+      row.push_back(DaysText(*p.run));
+      row.push_back(p.run->usd       ? UsdText(*p.run->usd)
+                    : p.usd_per_hour ? "-"
+                                     : "no price");
     }
     row.push_back(MemoryText(p));
-    row.push_back(p.evaluation.feasible() ? BottleneckText(p) : problem(cell));
+    row.push_back(GoodPrediction(cell) != nullptr ? BottleneckText(p)
+                                                  : problem(cell));
     if (result.replanned) row.push_back(p.strategy);
   }
   return rows;
@@ -128,9 +132,10 @@ std::string CellText(const Cell& cell) {
   std::string breakdown;
   for (const BreakdownPart& part : PartsOf(p.evaluation.breakdown)) {
     if (part.time == Duration{}) continue;
-    breakdown +=
-        (breakdown.empty() ? "" : ", ") + std::string(part.name) + " " +
-        FormatPercent(part.time.seconds() / p.evaluation.step_time.seconds());
+    AppendTo(breakdown, ", ",
+             std::string(part.name) + " " +
+                 FormatPercent(part.time.seconds() /
+                               p.evaluation.step_time.seconds()));
   }
   if (!breakdown.empty()) out += Line("time goes to", Wrap(breakdown, 16));
   if (!p.bottleneck.empty()) out += Line("held up by", BottleneckText(p));
@@ -140,8 +145,8 @@ std::string CellText(const Cell& cell) {
   std::string parts;
   for (const MemoryPart& part : MemoryParts(p.memory_use)) {
     if (part.bytes == Bytes{}) continue;
-    parts += (parts.empty() ? "" : ", ") + std::string(part.name) + " " +
-             FormatBytes(part.bytes);
+    AppendTo(parts, ", ",
+             std::string(part.name) + " " + FormatBytes(part.bytes));
   }
   out += Line("memory has", Wrap(parts, 16));
   const double step = p.evaluation.step_time.seconds();
@@ -156,7 +161,9 @@ std::string CellText(const Cell& cell) {
   if (p.goodput.fraction < 1) {
     out += Line("goodput", Wrap(GoodputText(p.goodput), 16));
   }
-  if (p.run) {
+  if (const std::string_view endless = EndlessText(p); !endless.empty()) {
+    out += Line("problem", std::string(endless));
+  } else if (p.run) {
     std::string text = FormatCount(p.run->steps) + " steps, " +
                        FormatNumber(p.run->days) + " days";
     if (p.run->usd) text += ", " + UsdText(*p.run->usd);
@@ -166,7 +173,7 @@ std::string CellText(const Cell& cell) {
   if (!p.missing.empty()) {
     std::string names;
     for (const std::string& name : p.missing) {
-      names += (names.empty() ? "" : ", ") + name;
+      AppendTo(names, ", ", name);
     }
     out += Line("not known", names + " (--set gives them)");
   }
@@ -176,7 +183,7 @@ std::string CellText(const Cell& cell) {
 std::string CellName(const Cell& cell) {
   std::string name;
   for (const std::string& value : cell.values) {
-    name += (name.empty() ? "" : " ") + value;
+    AppendTo(name, " ", value);
   }
   return name;
 }
@@ -325,7 +332,7 @@ Row CellFields(Row first, const Cell& cell) {
        p.evaluation.feasible() ? "true" : "false", p.bottleneck,
        CsvNumber(p.bottleneck_share),
        p.usd_per_hour ? CsvNumber(*p.usd_per_hour * step / 3600) : "",
-       p.run ? CsvNumber(p.run->days) : "",
+       p.run && EndlessText(p).empty() ? CsvNumber(p.run->days) : "",
        p.run && p.run->usd ? CsvNumber(*p.run->usd) : "", ProblemText(cell)});
   return first;
 }
@@ -336,8 +343,8 @@ std::string ProblemText(const Cell& cell) {
   if (!cell.done) return "not done";
   if (!cell.prediction) return cell.problem;
   const Evaluation& evaluation = cell.prediction->evaluation;
-  if (evaluation.feasible()) return "";
   const Prediction& p = *cell.prediction;
+  if (evaluation.feasible()) return std::string(EndlessText(p));
   if (p.memory <= p.capacity) {
     return "does not fit: " + evaluation.violations.front();
   }
@@ -352,10 +359,15 @@ std::string UnitText(const WhatifResult& result) {
 }
 
 const Prediction* GoodPrediction(const Cell& cell) {
-  if (!cell.prediction || !cell.prediction->evaluation.feasible()) {
+  if (!cell.prediction || !cell.prediction->evaluation.feasible() ||
+      !EndlessText(*cell.prediction).empty()) {
     return nullptr;
   }
   return &*cell.prediction;
+}
+
+std::string DaysText(const RunCost& run) {
+  return std::isfinite(run.days) ? FormatNumber(run.days) : "never";
 }
 
 TableRows SensitivityRows(const WhatifResult& result) {
@@ -435,8 +447,7 @@ TableRows CheapestRows(const WhatifResult& result) {
     }
     const Prediction& p = *offer.cell.prediction;
     rows.push_back({offer.cluster, p.strategy,
-                    FormatTime(p.evaluation.step_time),
-                    FormatNumber(p.run->days),
+                    FormatTime(p.evaluation.step_time), DaysText(*p.run),
                     p.run->usd ? FormatNumber(*p.run->usd) : "-",
                     p.run->kwh ? FormatNumber(*p.run->kwh / 1000) : "-"});
   }
@@ -474,7 +485,7 @@ std::string CheapestAnswer(const WhatifResult& result) {
                      result.cheapest->offers[*best].cluster;
   std::string others;
   for (const Offer* offer : AsCheap(*result.cheapest)) {
-    others += (others.empty() ? "" : ", ") + offer->cluster;
+    AppendTo(others, ", ", offer->cluster);
   }
   if (!others.empty()) {
     text += "; no dearer than predictions are off: " + others;
@@ -522,13 +533,20 @@ std::vector<std::string> FitAnswer(const Fit& fit) {
   return lines;
 }
 
-std::string SourcesAnswer(const WhatifResult& result) {
+std::vector<std::string> SourcesAnswers(const WhatifResult& result) {
+  std::vector<std::string> known;  // of bands
+  std::vector<std::string> answers;
+  const auto add = [&](const SourceShares& sources, const ErrorBand& band) {
+    if (std::ranges::find(known, band.source) != known.end()) return;
+    known.push_back(band.source);
+    answers.push_back(SourcesText(sources, band));
+  };
   for (const auto& [name, cell] : AllCells(result)) {
     if (!cell->prediction) continue;
-    return SourcesText(cell->prediction->evaluation.sources,
-                       cell->prediction->band);
+    add(cell->prediction->evaluation.sources, cell->prediction->band);
   }
-  return result.fit ? SourcesText(result.fit->sources, result.fit->band) : "";
+  if (result.fit) add(result.fit->sources, result.fit->band);
+  return answers;
 }
 
 std::vector<std::string> NoteLines(const WhatifResult& result) {
@@ -619,8 +637,8 @@ std::string WhatifText(const WhatifResult& result) {
     notes += Line("note", Wrap(note, 16));
   }
   // One cell has them beside its step.
-  const std::string sources = SourcesAnswer(result);
-  if (result.cells.size() != 1 && !sources.empty()) {
+  for (const std::string& sources : SourcesAnswers(result)) {
+    if (result.cells.size() == 1) break;
     notes += Line("times", Wrap("by " + sources, 16));
   }
   if (!notes.empty()) parts.push_back(std::move(notes));
@@ -688,6 +706,8 @@ Json WhatifJson(const WhatifResult& result) {
     };
     json.Set("fit",
              Json::Object({{"fits", fit.fits},
+                           {"problem", fit.problem},
+                           {"plan", fit.plan},
                            {"strategy", OrNull(fit.strategy)},
                            {"step_time_s", fit.step_time.seconds()},
                            {"memory_bytes", fit.memory.value},
@@ -703,20 +723,19 @@ std::string WhatifCsv(const WhatifResult& result) {
   if (result.fit) {
     const Fit& fit = *result.fit;
     out += CsvLine({"change", "strategy", "step_time_s", "memory_bytes",
-                    "memory_capacity_bytes", "fits"});
+                    "memory_capacity_bytes", "fits", "problem"});
     const auto line = [&](const std::string& change,
                           const std::string& strategy, Duration step,
-                          Bytes memory, bool fits) {
+                          Bytes memory, const std::string& problem) {
       out += CsvLine({change, strategy, CsvNumber(step.seconds()),
                       std::to_string(memory.value),
                       std::to_string(fit.capacity.value),
-                      fits ? "true" : "false"});
+                      problem.empty() ? "true" : "false", problem});
     };
     line("", fit.strategy.value_or(fit.plan), fit.step_time, fit.memory,
-         fit.fits);
+         fit.problem);
     for (const FitChange& change : fit.changes) {
-      line(change.change, change.strategy, change.step_time, change.memory,
-           true);
+      line(change.change, change.strategy, change.step_time, change.memory, "");
     }
     return out;
   }

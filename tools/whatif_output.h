@@ -35,8 +35,11 @@ struct WhatifResult {
 
 // "does not fit: 12.3 GB too much", the problem, or "" where the cell is good.
 std::string ProblemText(const Cell& cell);
-// The prediction, where there is one and it fits.
+// The prediction, where there is one, it fits, and the run that was asked for
+// ends.
 const Prediction* GoodPrediction(const Cell& cell);
+// "12.5", or "never".
+std::string DaysText(const RunCost& run);
 // What throughput counts: "tokens", "images".
 std::string UnitText(const WhatifResult& result);
 
@@ -51,9 +54,9 @@ TableRows SensitivityRows(const WhatifResult& result);
 std::string ScalingAnswer(const WhatifResult& result);
 std::string CheapestAnswer(const WhatifResult& result);
 std::vector<std::string> FitAnswer(const Fit& fit);
-// Where task times come from and how far off steps are, of the first
-// prediction; empty where there is none.
-std::string SourcesAnswer(const WhatifResult& result);
+// Where task times come from and how far off steps are, of the first prediction
+// of each ErrorBand, such as under each stack.
+std::vector<std::string> SourcesAnswers(const WhatifResult& result);
 // Each note once, with the cells that it is of where not all have it.
 std::vector<std::string> NoteLines(const WhatifResult& result);
 

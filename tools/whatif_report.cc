@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "tools/step_report.h"
 #include "tools/svg_plot.h"
@@ -92,8 +93,7 @@ Lines LinesOver(const WhatifResult& result, size_t axis) {
     std::string name;
     for (size_t a = 0; a < cell.values.size(); ++a) {
       if (a == axis) continue;
-      name += (name.empty() ? "" : ", ") + result.axes[a].path + " " +
-              cell.values[a];
+      AppendTo(name, ", ", result.axes[a].path + " " + cell.values[a]);
     }
     auto known = std::ranges::find(lines.names, name);
     if (known == lines.names.end()) {
@@ -363,7 +363,7 @@ std::string CellTable(const WhatifResult& result) {
     add(FormatCount(p.tokens_per_s));
     add(FormatPercent(p.mfu));
     add(FormatBytes(p.memory) + " of " + FormatBytes(p.capacity));
-    if (!p.evaluation.feasible()) {
+    if (GoodPrediction(cell) == nullptr) {
       out += "<td class=\"no\">" + Escaped(ProblemText(cell)) + "</td>";
     } else if (p.bottleneck.empty()) {
       add("-");
@@ -373,7 +373,7 @@ std::string CellTable(const WhatifResult& result) {
     add(p.usd_per_hour ? FormatNumber(*p.usd_per_hour / 3600 * StepSeconds(p))
                        : "-");
     if (runs) {
-      add(FormatNumber(p.run->days));
+      add(DaysText(*p.run));
       add(p.run->usd ? FormatNumber(*p.run->usd) : "-");
       add(p.run->kwh ? FormatNumber(*p.run->kwh / 1000) : "-");
     }
@@ -403,8 +403,7 @@ std::string Summary(const WhatifResult& result) {
   const auto name = [&](const Cell& cell) {
     std::string text;
     for (size_t a = 0; a < cell.values.size(); ++a) {
-      text += (text.empty() ? "" : ", ") + result.axes[a].path + " " +
-              cell.values[a];
+      AppendTo(text, ", ", result.axes[a].path + " " + cell.values[a]);
     }
     return text.empty() ? std::string("as given") : text;
   };
@@ -548,7 +547,7 @@ std::string WhatifReport(const WhatifResult& result) {
     }
     out += "</ul>\n";
   }
-  if (const std::string sources = SourcesAnswer(result); !sources.empty()) {
+  for (const std::string& sources : SourcesAnswers(result)) {
     out += "<p class=\"soft\">By " + Escaped(sources) + ".</p>\n";
   }
   return out + "</body>\n</html>\n";

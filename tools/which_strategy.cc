@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <iostream>
-#include <set>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/band.h"
 #include "costmodel/whatif/fabric.h"
+#include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "planner/base/threads.h"
 #include "planner/search/explain.h"
@@ -151,7 +151,7 @@ std::string ComparisonText(const Comparison& c) {
   for (const Advice& advice : Advices()) {
     std::string answers;
     for (const std::string_view approach : advice.approaches) {
-      answers += (answers.empty() ? "" : " or ") + std::string(approach);
+      AppendTo(answers, " or ", approach);
     }
     table.push_back(
         {(&advice == c.advice ? "> " : "  ") + std::string(advice.situation),
@@ -241,6 +241,7 @@ Json ComparisonJson(const Comparison& c) {
        {"found", std::move(found)},
        {"shared_links", c.shares_links},
        {"best_advised", best == nullptr ? Json() : Json(best->approach->name)},
+       {"band", c.band.median},
        {"verdict", Verdict(c)}});
 }
 

@@ -18,6 +18,11 @@ struct CollectiveGroup {
   // For each host, the orders in which rings may visit its ranks, each using
   // links of its own (node_rings.h). At least one.
   std::vector<std::vector<std::vector<int>>> node_rings;
+  // For each host whether direct links make these orders.
+  std::vector<bool> meshed;
+  // For each host and each ring or tree across hosts where in the first of its
+  // orders it enters (doors.h); on one host every rank in turn.
+  std::vector<std::vector<int>> doors;
   // Whether ranks move their own bytes through memory that all of them see
   // (DeviceType::shared_memory, on one host).
   bool shared_memory = false;
@@ -49,14 +54,14 @@ std::span<const CollectiveAlgorithm> CollectiveAlgorithms();
 
 // ring.cc: every rank sends to the next, n - 1 times for each of reduce-scatter
 // and all-gather. Within one host a ring for each of its node rings; across
-// hosts one for each rank of a host, entering and leaving it by different
-// ranks, so that all NICs carry the same (as NCCL's channels do).
+// hosts as many as there are doors (doors.h): one enters a host by its door and
+// leaves by another's, so that all NICs carry the same.
 bool RingApplies(CommKind kind, const CollectiveGroup& group);
 Rounds RingRounds(CommKind kind, const CollectiveGroup& group);
 
-// tree.cc: for each rank of a host a chain through all ranks of the host and,
-// between the first of each chain, binary trees over the hosts: sums go up
-// them, results come down. Within one host only for a mesh that has no ring.
+// tree.cc: from each door (doors.h) a chain through all ranks of the host and,
+// between the doors, binary trees over the hosts: sums go up them, results come
+// down. Within one host only for a mesh that has no ring.
 // Two trees with half of the data each, so that who has children in one is a
 // leaf in the other (Sanders, Speck, Traff, "Two-tree algorithms for full
 // bandwidth broadcast, reduction and scan", 2009); or one.
@@ -65,8 +70,8 @@ Rounds DoubleTreeRounds(CommKind kind, const CollectiveGroup& group);
 Rounds SingleTreeRounds(CommKind kind, const CollectiveGroup& group);
 
 // nvls.cc: the host's switch sums for each rank its part and hands the result
-// to all (NVLink SHARP); across hosts the parts' sums go up and down the same
-// two trees in between.
+// to all (NVLink SHARP); across hosts the parts are the doors', and their sums
+// go up and down the same two trees in between.
 bool NvlsApplies(CommKind kind, const CollectiveGroup& group);
 Rounds NvlsRounds(CommKind kind, const CollectiveGroup& group);
 bool NvlsTreeApplies(CommKind kind, const CollectiveGroup& group);

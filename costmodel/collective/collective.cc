@@ -2,21 +2,22 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <set>
 #include <unordered_map>
 #include <utility>
 
+#include "costmodel/collective/doors.h"
 #include "costmodel/collective/node_rings.h"
-#include "planner/base/rng.h"
 #include "planner/base/table.h"
 
 namespace tessera {
 namespace {
 
-CollectiveGroup GroupOf(const Cluster& cluster,
+// `hosts` are made, too.
+CollectiveGroup GroupOf(const Cluster& cluster, const Router& router,
                         std::span<const LinkId> direct_links,
-                        std::span<const DeviceId> devices) {
+                        std::span<const DeviceId> devices,
+                        std::vector<HostRanks>& hosts) {
   CollectiveGroup group;
   group.ranks = static_cast<int>(devices.size());
   std::map<int, std::vector<int>> by_node;
@@ -30,8 +31,15 @@ CollectiveGroup GroupOf(const Cluster& cluster,
   for (auto& [node, ranks] : by_node) {
     std::vector<DeviceId> local;
     for (int rank : ranks) local.push_back(devices[static_cast<size_t>(rank)]);
-    auto [rings, open_chain] = NodeRings(cluster, direct_links, local);
+    auto [rings, open_chain, meshed] = NodeRings(cluster, direct_links, local);
     group.open_chain = open_chain && by_node.size() == 1;
+    group.meshed.push_back(meshed);
+    HostRanks& host = hosts.emplace_back();
+    host.meshed = meshed;
+    host.nics.resize(ranks.size());
+    for (size_t i = 0; by_node.size() > 1 && i < ranks.size(); ++i) {
+      host.nics[i] = router.NicsOf(local[static_cast<size_t>(rings[0][i])]);
+    }
     for (auto& ring : rings) {
       for (int& position : ring)
         position = ranks[static_cast<size_t>(position)];
@@ -39,6 +47,7 @@ CollectiveGroup GroupOf(const Cluster& cluster,
     group.node_rings.push_back(std::move(rings));
     group.nodes.push_back(std::move(ranks));
   }
+  group.doors = DoorsInTurn(hosts);
   return group;
 }
 
@@ -99,44 +108,21 @@ Duration LongestChain(const Round& round,
   return longest;
 }
 
-// `table` has the value of a key, or gets what `make` gives.
-template <typename Table, typename Make>
-const auto& Remembered(Table& table, std::shared_mutex& mutex,
-                       std::vector<int32_t> key, Make make) {
-  {
-    std::shared_lock lock(mutex);
-    if (auto found = table.find(key); found != table.end()) {
-      return *found->second;
-    }
-  }
-  // Computed outside the lock; a second thread's equal result is dropped.
-  auto made = std::make_unique<const decltype(make())>(make());
-  std::unique_lock lock(mutex);
-  return *table.try_emplace(std::move(key), std::move(made)).first->second;
-}
-
 // `head`, and for each subgroup its size and devices.
-std::vector<int32_t> KeyOf(std::initializer_list<int32_t> head,
-                           std::span<const std::vector<DeviceId>> subgroups) {
+IntKey KeyOf(std::initializer_list<int64_t> head,
+             std::span<const std::vector<DeviceId>> subgroups) {
   size_t size = head.size() + subgroups.size();
   for (const auto& devices : subgroups) size += devices.size();
-  std::vector<int32_t> key = head;
+  IntKey key = head;
   key.reserve(size);
   for (const auto& devices : subgroups) {
-    key.push_back(static_cast<int32_t>(devices.size()));
+    key.push_back(static_cast<int64_t>(devices.size()));
     for (DeviceId device : devices) key.push_back(device.value);
   }
   return key;
 }
 
 }  // namespace
-
-size_t CollectiveModel::KeyHash::operator()(
-    const std::vector<int32_t>& key) const {
-  uint64_t hash = key.size();
-  for (int32_t value : key) hash = Mix64(hash ^ static_cast<uint32_t>(value));
-  return hash;
-}
 
 Result<CollectiveChoice> ParseCollectiveChoice(std::string_view text) {
   const size_t slash = text.find('/');
@@ -202,9 +188,8 @@ CollectiveModel::~CollectiveModel() = default;
 const std::vector<CollectiveOption>& CollectiveModel::Options(
     CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const {
   TESSERA_CHECK(!subgroups.empty()) << NameOf(kind);
-  return Remembered(options_, mutex_,
-                    KeyOf({static_cast<int32_t>(kind)}, subgroups),
-                    [&] { return Compute(kind, subgroups); });
+  return options_.Keep(KeyOf({static_cast<int64_t>(kind)}, subgroups),
+                       [&] { return Compute(kind, subgroups); });
 }
 
 const std::vector<LinkLoad>& CollectiveModel::Loads(
@@ -213,14 +198,13 @@ const std::vector<LinkLoad>& CollectiveModel::Loads(
   const auto rows = CollectiveAlgorithms();
   const auto row =
       std::ranges::find(rows, algorithm, &CollectiveAlgorithm::name);
-  const auto number = static_cast<int32_t>(row - rows.begin());
-  return Remembered(
-      loads_, mutex_, KeyOf({number, static_cast<int32_t>(kind)}, subgroups),
-      [&] {
+  return loads_.Keep(
+      KeyOf({row - rows.begin(), static_cast<int64_t>(kind)}, subgroups), [&] {
         std::vector<LinkLoad> loads;
         if (row == rows.end()) return loads;  // "none"
         const std::vector<double> bytes =
-            Replay(*row, kind, MembersOf(kind, subgroups), {}).load.bytes;
+            ReplayByBestDoors(*row, kind, MembersOf(kind, subgroups), {})
+                .load.bytes;
         for (size_t l = 0; l < bytes.size(); ++l) {
           if (bytes[l] == 0) continue;
           loads.push_back({LinkId(static_cast<int64_t>(l)), bytes[l]});
@@ -238,7 +222,9 @@ CollectiveModel::Member CollectiveModel::MemberOf(
     std::span<const DeviceId> devices) const {
   Member member;
   member.devices = devices;
-  member.group = GroupOf(cluster_, direct_links_, devices);
+  std::vector<HostRanks> hosts;
+  member.group = GroupOf(cluster_, router_, direct_links_, devices, hosts);
+  if (hosts.size() > 1) member.dealt_doors = DealtDoors(hosts);
   member.on_switch.reserve(devices.size());
   for (DeviceId device : devices) {
     member.on_switch.push_back(switch_links_[device.index()]);
@@ -306,6 +292,18 @@ std::vector<CollectiveOption> CollectiveModel::Compute(
   return options;
 }
 
+// Whether `link` leads from a NIC of `node` to the network, or the other way.
+bool CollectiveModel::IsOutOfNic(LinkId link, int node) const {
+  const auto [from, to, type] = cluster_.links[link.index()];
+  return cluster_.vertices[from.index()].kind == VertexKind::kNic &&
+         router_.NodeOf(from) == node && router_.NodeOf(to) != node;
+}
+bool CollectiveModel::IsIntoNic(LinkId link, int node) const {
+  const auto [from, to, type] = cluster_.links[link.index()];
+  return cluster_.vertices[to.index()].kind == VertexKind::kNic &&
+         router_.NodeOf(to) == node && router_.NodeOf(from) != node;
+}
+
 CollectiveModel::RoundCost CollectiveModel::CostOf(const Member& member,
                                                    const Rounds& rounds,
                                                    const Round& round,
@@ -314,36 +312,41 @@ CollectiveModel::RoundCost CollectiveModel::CostOf(const Member& member,
   cost.hops.reserve(round.sends.size());
   cost.between_hosts.reserve(round.sends.size());
   std::set<std::pair<LinkId, int>> crossed;  // in the switch: by chunk
-  std::vector<LinkId> route;
+  std::vector<RouteLink> route;
   for (const Send& send : round.sends) {
     const auto from = static_cast<size_t>(send.from);
     const auto to = static_cast<size_t>(send.to);
     if (round.in_switch) {
-      route = {member.on_switch[from].up, member.on_switch[to].down};
+      route = {{member.on_switch[from].up}, {member.on_switch[to].down}};
     } else {
       router_.Route(member.devices[from], member.devices[to], route);
     }
-    const bool between_hosts =
-        cluster_.devices[member.devices[from].index()].node !=
-        cluster_.devices[member.devices[to].index()].node;
+    const int source = cluster_.devices[member.devices[from].index()].node;
+    const int target = cluster_.devices[member.devices[to].index()].node;
+    const bool between_hosts = source != target;
     cost.hops.push_back(router_.Latency(route));
     cost.between_hosts.push_back(between_hosts);
     const double share = static_cast<double>(send.count) * round.copies *
                          round.repeat / rounds.chunks;
-    for (LinkId link : route) {
+    double out_of_nic = 0;  // seconds per byte
+    double into_nic = 0;
+    for (const auto& [link, part] : route) {
       const LinkType& type = TypeOf(link);
       load.start = Max(load.start, type.start);
-      double bytes = share;
+      double bytes = share * part;
       if (round.in_switch) {
         if (!crossed.emplace(link, send.base + send.first).second) continue;
         bytes *= type.bandwidth.value / type.in_switch_bandwidth.value;
       }
       load.bytes[link.index()] += bytes;
-      if (between_hosts) {
-        cost.seconds_per_byte =
-            std::max(cost.seconds_per_byte, 1 / type.bandwidth.value);
-      }
+      if (!between_hosts) continue;
+      const double seconds = 1 / type.bandwidth.value;
+      if (IsOutOfNic(link, source)) out_of_nic = std::max(out_of_nic, seconds);
+      if (IsIntoNic(link, target)) into_nic = std::max(into_nic, seconds);
+      cost.seconds_per_byte = std::max(cost.seconds_per_byte, seconds);
     }
+    load.by_one_nic[member.devices[from].index()][0] += share * out_of_nic;
+    load.by_one_nic[member.devices[to].index()][1] += share * into_nic;
   }
   return cost;
 }
@@ -354,6 +357,7 @@ CollectiveModel::Replayed CollectiveModel::Replay(
     std::span<const Protocol> protocols) const {
   Replayed replayed;
   replayed.load.bytes.resize(cluster_.links.size());
+  replayed.load.by_one_nic.resize(cluster_.devices.size());
   replayed.latency.resize(protocols.size());
   std::vector<Duration> sends;
   for (const Member& member : members) {
@@ -387,7 +391,37 @@ CollectiveModel::Replayed CollectiveModel::Replay(
       replayed.latency[p] = Max(replayed.latency[p], total[p]);
     }
   }
+  for (size_t l = 0; l < replayed.load.bytes.size(); ++l) {
+    if (replayed.load.bytes[l] == 0) continue;
+    const LinkId link(static_cast<int64_t>(l));
+    replayed.busiest =
+        std::max(replayed.busiest,
+                 replayed.load.bytes[l] / TypeOf(link).bandwidth.value);
+  }
+  for (const auto& seconds : replayed.load.by_one_nic) {
+    replayed.busiest = std::max({replayed.busiest, seconds[0], seconds[1]});
+  }
   return replayed;
+}
+
+CollectiveModel::Replayed CollectiveModel::ReplayByBestDoors(
+    const CollectiveAlgorithm& algorithm, CommKind kind,
+    std::span<const Member> members,
+    std::span<const Protocol> protocols) const {
+  Replayed in_turn = Replay(algorithm, kind, members, protocols);
+  if (std::ranges::all_of(members, [](const Member& member) {
+        return member.dealt_doors.empty() ||
+               member.dealt_doors == member.group.doors;
+      })) {
+    return in_turn;
+  }
+  std::vector<Member> dealt(members.begin(), members.end());
+  for (Member& member : dealt) {
+    if (!member.dealt_doors.empty()) member.group.doors = member.dealt_doors;
+  }
+  Replayed by_dealt = Replay(algorithm, kind, dealt, protocols);
+  // What rounding makes of the same decides nothing.
+  return by_dealt.busiest < in_turn.busiest * (1 - 1e-9) ? by_dealt : in_turn;
 }
 
 void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
@@ -399,14 +433,8 @@ void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
       shared_memory || choice_.protocol == PlainProtocol()[0].name;
   const auto protocols =
       plain ? PlainProtocol() : ProtocolsOf(algorithm.pattern);
-  const Replayed replayed = Replay(algorithm, kind, members, protocols);
-  double busiest = 0;  // seconds per payload byte
-  for (size_t l = 0; l < replayed.load.bytes.size(); ++l) {
-    if (replayed.load.bytes[l] == 0) continue;
-    const LinkId link(static_cast<int64_t>(l));
-    busiest = std::max(busiest,
-                       replayed.load.bytes[l] / TypeOf(link).bandwidth.value);
-  }
+  const Replayed replayed =
+      ReplayByBestDoors(algorithm, kind, members, protocols);
   for (size_t p = 0; p < protocols.size(); ++p) {
     CollectiveOption& option = options.emplace_back();
     option.algorithm = algorithm.name;
@@ -414,7 +442,7 @@ void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
     option.latency_s = replayed.load.start.seconds() + protocols[p].start_s +
                        replayed.latency[p].seconds();
     option.seconds_per_byte =
-        (busiest + protocols[p].own_copy * replayed.own_copy) /
+        (replayed.busiest + protocols[p].own_copy * replayed.own_copy) /
         protocols[p].fraction;
   }
 }

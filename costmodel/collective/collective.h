@@ -12,7 +12,8 @@
 //   start = that of the slowest link type + that of the protocol
 //   seconds_per_byte = (busiest + own copies) / fraction
 //   busiest = max over links of (bytes over the link per payload byte) / (the
-//             link's bandwidth)
+//             link's bandwidth); a device sends and receives no faster than one
+//             NIC does, however many are equally near
 //
 // (the alpha-beta model of Hockney, 1994, with links in place of one beta), and
 // the collective takes the least of them, as NCCL chooses (its tuning.cc): a
@@ -43,17 +44,16 @@
 // shift: what a rank sends on;
 // scatter, broadcast, gather and reduce: what the root has before or after.
 
-#include <memory>
-#include <shared_mutex>
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "costmodel/collective/algorithms.h"
 #include "costmodel/collective/protocols.h"
 #include "costmodel/link/router.h"
+#include "costmodel/memo.h"
 #include "planner/base/result.h"
 #include "planner/base/units.h"
 #include "planner/ir/cluster.h"
@@ -120,10 +120,6 @@ class CollectiveModel {
   const Router& router() const { return router_; }
 
  private:
-  struct KeyHash {
-    size_t operator()(const std::vector<int32_t>& key) const;
-  };
-
   // A device's links to and from a switch of its host.
   struct SwitchLinks {
     VertexId at;
@@ -134,19 +130,24 @@ class CollectiveModel {
   // A subgroup and what the algorithms need to know of it.
   struct Member {
     std::span<const DeviceId> devices;
-    CollectiveGroup group;
-    std::vector<SwitchLinks> on_switch;  // by rank
-    double switch_bandwidth = 0;         // of the slowest rank
+    CollectiveGroup group;                      // its doors in turn
+    std::vector<std::vector<int>> dealt_doors;  // of several hosts
+    std::vector<SwitchLinks> on_switch;         // by rank
+    double switch_bandwidth = 0;                // of the slowest rank
   };
 
   // What all rounds of all subgroups together put on the links.
   struct Load {
     std::vector<double> bytes;  // per payload byte, by link
-    Duration start;             // of the slowest type of link
+    // Out of a device to other hosts and into it from there: seconds per
+    // payload byte, were it by one NIC.
+    std::vector<std::array<double, 2>> by_one_nic;
+    Duration start;  // of the slowest type of link
   };
   // All rounds of all subgroups.
   struct Replayed {
     Load load;
+    double busiest = 0;             // seconds per payload byte
     std::vector<Duration> latency;  // by protocol, of the slowest subgroup
     double own_copy = 0;  // seconds per payload byte at the links' bandwidth
   };
@@ -158,6 +159,8 @@ class CollectiveModel {
   };
 
   const LinkType& TypeOf(LinkId link) const;
+  bool IsOutOfNic(LinkId link, int node) const;
+  bool IsIntoNic(LinkId link, int node) const;
   Member MemberOf(std::span<const DeviceId> devices) const;
   std::vector<CollectiveOption> Compute(
       CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const;
@@ -170,6 +173,10 @@ class CollectiveModel {
   Replayed Replay(const CollectiveAlgorithm& algorithm, CommKind kind,
                   std::span<const Member> members,
                   std::span<const Protocol> protocols) const;
+  // By the members' doors in turn or the dealt ones: as is faster.
+  Replayed ReplayByBestDoors(const CollectiveAlgorithm& algorithm,
+                             CommKind kind, std::span<const Member> members,
+                             std::span<const Protocol> protocols) const;
   // One for each protocol.
   void AddOptions(const CollectiveAlgorithm& algorithm, CommKind kind,
                   std::span<const Member> members,
@@ -181,15 +188,10 @@ class CollectiveModel {
   std::vector<LinkId> direct_links_;       // device to device
   std::vector<SwitchLinks> switch_links_;  // by device
 
-  mutable std::shared_mutex mutex_;
-  mutable std::unordered_map<
-      std::vector<int32_t>,
-      std::unique_ptr<const std::vector<CollectiveOption>>, KeyHash>
-      options_;  // by kind and, for each subgroup, its size and devices
-  mutable std::unordered_map<std::vector<int32_t>,
-                             std::unique_ptr<const std::vector<LinkLoad>>,
-                             KeyHash>
-      loads_;  // the same, behind the algorithm's row
+  // By kind and, for each subgroup, its size and devices.
+  mutable Memo<std::vector<CollectiveOption>> options_;
+  // The same, behind the algorithm's row.
+  mutable Memo<std::vector<LinkLoad>> loads_;
 };
 
 }  // namespace tessera

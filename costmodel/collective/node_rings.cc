@@ -248,9 +248,9 @@ NodeOrders NodeRings(const Cluster& cluster,
     rings.push_back(cycle);
     rings.emplace_back(cycle.rbegin(), cycle.rend());
   }
-  if (!rings.empty()) return {std::move(rings), false};
+  if (!rings.empty()) return {std::move(rings), false, true};
   const Cycle chain = search.Chain();
-  if (!chain.empty()) return {{chain}, true};
+  if (!chain.empty()) return {{chain}, true, true};
   return {{in_order}, false};
 }
 

@@ -16,6 +16,8 @@ struct NodeOrders {
   // Whether direct links join the devices to a chain that does not close: the
   // one ring is that chain.
   bool open_chain = false;
+  // Whether direct links make the rings.
+  bool meshed = false;
 };
 
 // Orders in which rings may visit `devices`, as positions in it. Where the

@@ -6,19 +6,26 @@ namespace {
 
 constexpr int kTrees = 2;
 
-// The k-th rank of each host sums chunks k * per_rank, k * per_rank + 1, ...,
+int DoorRank(const CollectiveGroup& group, size_t host, int door) {
+  const auto position =
+      static_cast<size_t>(group.doors[host][static_cast<size_t>(door)]);
+  return group.node_rings[host][0][position];
+}
+
+// The k-th door of each host sums chunks k * per_rank, k * per_rank + 1, ...,
 // or hands them out.
 Round InSwitch(const CollectiveGroup& group, int per_rank, bool reduce) {
   Round round;
   round.modulus = per_rank;
   round.reduce = reduce;
   round.in_switch = true;
-  for (const std::vector<int>& node : group.nodes) {
-    for (size_t k = 0; k < node.size(); ++k) {
-      for (int rank : node) {
-        round.sends.push_back({.from = reduce ? rank : node[k],
-                               .to = reduce ? node[k] : rank,
-                               .base = static_cast<int>(k) * per_rank,
+  for (size_t host = 0; host < group.nodes.size(); ++host) {
+    for (int k = 0; k < static_cast<int>(group.doors[host].size()); ++k) {
+      const int door = DoorRank(group, host, k);
+      for (int rank : group.nodes[host]) {
+        round.sends.push_back({.from = reduce ? rank : door,
+                               .to = reduce ? door : rank,
+                               .base = k * per_rank,
                                .first = 0,
                                .count = per_rank});
       }
@@ -49,13 +56,16 @@ bool NvlsTreeApplies(CommKind kind, const CollectiveGroup& group) {
 
 Rounds NvlsTreeRounds(CommKind, const CollectiveGroup& group) {
   Rounds out;
-  out.chunks = static_cast<int>(group.nodes[0].size()) * kTrees;
+  const auto doors = static_cast<int>(group.doors[0].size());
+  out.chunks = doors * kTrees;
   out.whole_pieces = true;
-  for (int rank : group.nodes[0]) out.owner.insert(out.owner.end(), 2, rank);
-  out.rounds.push_back(InSwitch(group, kTrees, true));
   const auto head = [&](size_t host, int chain) {
-    return group.nodes[host][static_cast<size_t>(chain)];
+    return DoorRank(group, host, chain);
   };
+  for (int k = 0; k < doors; ++k) {
+    out.owner.insert(out.owner.end(), kTrees, head(0, k));
+  }
+  out.rounds.push_back(InSwitch(group, kTrees, true));
   for (Round& round : TreesAcrossHosts(group, kTrees, head)) {
     out.rounds.push_back(std::move(round));
   }

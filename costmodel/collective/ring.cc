@@ -1,24 +1,47 @@
 #include <algorithm>
+#include <utility>
 
 #include "costmodel/collective/algorithms.h"
 
 namespace tessera {
 namespace {
 
+// The position by which each ring leaves a host with these doors: the door of
+// the ring before it or, where that is its own, of another.
+std::vector<int> Exits(const std::vector<int>& doors) {
+  const size_t rings = doors.size();
+  std::vector<int> exits(rings);
+  for (size_t r = 0; r < rings; ++r) exits[r] = doors[(r + rings - 1) % rings];
+  for (size_t r = 0; r < rings; ++r) {
+    for (size_t q = 0; exits[r] == doors[r] && q < rings; ++q) {
+      if (exits[q] != doors[r] && exits[r] != doors[q]) {
+        std::swap(exits[q], exits[r]);
+      }
+    }
+  }
+  return exits;
+}
+
 // The orders in which the rings visit all ranks.
 std::vector<std::vector<int>> RingOrders(const CollectiveGroup& group) {
   if (group.nodes.size() == 1) return group.node_rings[0];
-  size_t widest = 0;
-  for (const auto& node : group.nodes) widest = std::max(widest, node.size());
-  std::vector<std::vector<int>> orders(widest);
-  for (size_t ring = 0; ring < widest; ++ring) {
-    for (size_t n = 0; n < group.nodes.size(); ++n) {
-      // Ring r enters even hosts at their r-th rank and leaves them at the one
-      // before it; odd hosts the other way round. Then both ends of a crossing
-      // have the same local index, hence the same rail.
+  const size_t rings = group.doors[0].size();
+  std::vector<std::vector<int>> orders(rings);
+  for (size_t n = 0; n < group.nodes.size(); ++n) {
+    const std::vector<int> exits = Exits(group.doors[n]);
+    for (size_t ring = 0; ring < rings; ++ring) {
+      // Rings enter even hosts at their own door and leave them at another's;
+      // odd hosts the other way round. Then both ends of a crossing are doors
+      // of one ring, hence on the same rail.
       std::vector<int> local = group.node_rings[n][0];
-      std::ranges::rotate(
-          local, local.begin() + static_cast<int64_t>(ring % local.size()));
+      const int enters = group.doors[n][ring];
+      const int leaves = exits[ring];
+      const int last = local[static_cast<size_t>(leaves)];
+      std::ranges::rotate(local, local.begin() + enters);
+      if (!group.meshed[n] && leaves != enters) {
+        const auto at = std::ranges::find(local, last);
+        std::rotate(at, at + 1, local.end());
+      }
       if (n % 2 == 1) std::ranges::reverse(local);
       orders[ring].insert(orders[ring].end(), local.begin(), local.end());
     }

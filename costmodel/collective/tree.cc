@@ -7,16 +7,16 @@
 namespace tessera {
 namespace {
 
-// Every host's rank `index` of its chain, rotated so that the chains of a host
-// begin at different ranks and all NICs carry the same.
+// Every host's rank `index` of its chain, which begins at its door.
 int ChainRank(const CollectiveGroup& group, size_t host, int chain, int index) {
   const std::vector<int>& order = group.node_rings[host][0];
-  return order[static_cast<size_t>(chain + index) % order.size()];
+  const int door = group.doors[host][static_cast<size_t>(chain)];
+  return order[static_cast<size_t>(door + index) % order.size()];
 }
 
 // Within one host a chain that does not close has no other beginning.
 int ChainsOf(const CollectiveGroup& group) {
-  return group.nodes.size() == 1 ? 1 : static_cast<int>(group.nodes[0].size());
+  return group.nodes.size() == 1 ? 1 : static_cast<int>(group.doors[0].size());
 }
 
 // The sends along all chains between positions `from` and `to`.
@@ -89,7 +89,7 @@ std::vector<Round> TreesAcrossHosts(
     const CollectiveGroup& group, int trees,
     const std::function<int(size_t host, int chain)>& head) {
   const int hosts = static_cast<int>(group.nodes.size());
-  const int chains = static_cast<int>(group.nodes[0].size());
+  const int chains = static_cast<int>(group.doors[0].size());
   std::vector<Round> up;  // by the sender's depth, less one
   for (int tree = 0; tree < trees; ++tree) {
     for (int host = 0; host < hosts; ++host) {

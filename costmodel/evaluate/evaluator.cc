@@ -4,17 +4,15 @@
 #include <cstdio>
 #include <functional>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <optional>
 
 #include "costmodel/evaluate/all_reduce.h"
+#include "costmodel/evaluate/memory_check.h"
 #include "costmodel/evaluate/surroundings.h"
 #include "costmodel/evaluate/uniform_bound.h"
-#include "costmodel/memory/overhead.h"
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
-#include "planner/base/format.h"
 #include "planner/base/rng.h"
 #include "planner/ir/statistics_dtype.h"
 #include "planner/lower/concurrent_streams.h"
@@ -22,21 +20,9 @@
 #include "planner/plan/rooted.h"
 #include "planner/plan/sequence_order.h"
 #include "planner/plan/stages.h"
-#include "planner/search/constraints.h"
 
 namespace tessera {
 namespace {
-
-// Entries that a memo keeps at most: a program takes 3 kB, a stage of a dozen
-// blocks 100 kB, the key of a decision 1 kB, of what programs see 3 kB.
-constexpr size_t kMaxDecisions = 100'000;
-constexpr size_t kMaxSeen = 20'000;
-constexpr size_t kMaxPrograms = 20'000;
-constexpr size_t kMaxBlocks = 10'000;
-constexpr size_t kMaxBlocksOfStages = 40'000;  // of all stages
-constexpr size_t kMaxPeaks = 100'000;
-// Of 200 bytes.
-constexpr size_t kMaxUniform = 1'000'000;
 
 // Of the plans that were simulated, in all (SizeOf).
 constexpr size_t kMaxSimulated = 1'000'000;
@@ -53,15 +39,6 @@ constexpr int64_t kLessQuick = 20;
 // simulate (docs/search.md): no longer than what folds.
 constexpr int64_t kSimulatedFreely = 500;
 
-// Of the smallest device of a set.
-Bytes LeastMemory(const Cluster& cluster, const DeviceSet& set) {
-  Bytes least = cluster.TypeOf(set.devices[0]).memory;
-  for (DeviceId device : set.devices) {
-    least = std::min(least, cluster.TypeOf(device).memory);
-  }
-  return least;
-}
-
 // Of every device what was found for its set.
 void ListDevices(const Plan& plan, Evaluation& result) {
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
@@ -76,55 +53,42 @@ void ListDevices(const Plan& plan, Evaluation& result) {
   }
 }
 
-// The sets, parted into devices of one type.
-std::vector<DeviceSet> ByType(const Cluster& cluster,
-                              const std::vector<DeviceSet>& sets) {
-  std::vector<DeviceSet> parts;
-  for (const DeviceSet& set : sets) {
-    std::map<int, DeviceSet> by_type;
-    for (DeviceId device : set.devices) {
-      DeviceSet& part = by_type[cluster.devices[device.index()].type];
-      part.devices.push_back(device);
-    }
-    for (auto& [type, part] : by_type) {
-      part.name = set.name;
-      part.groups = set.groups;
-      parts.push_back(std::move(part));
-    }
-  }
-  return parts;
-}
-
-// Everything that a strategy says. REQUIRES: it has no table of actions.
-IntKey KeyOf(const Strategy& s) {
+// Everything that a strategy says of a plan. Taken apart whole: a new field
+// does not compile until it has been looked at here. REQUIRES: it has no table
+// of actions.
+IntKey KeyOf(const Strategy& strategy) {
+  const auto& [dp, tp, pp, vp, cp, cp_kind, zigzag, ep, etp, mbs, zero, dp_kind,
+               zero_group, bucket, prefetch, tiles, parameter_tier,
+               optimizer_tier, gradient_tier, activation_tier,
+               offload_directory, by_speed, sp, split_branches, recompute,
+               recompute_layers, schedule, actions, order] = strategy;
   const auto pair = [](int64_t a, int64_t b) { return a << 32 | b; };
   IntKey key;
   key.reserve(20);
-  key.push_back(pair(s.dp, s.tp));
-  key.push_back(pair(s.pp, s.vp));
-  key.push_back(pair(s.cp, s.ep));
-  key.push_back(pair(s.mbs, s.prefetch));
-  key.push_back(pair(s.tiles, s.recompute_layers));
-  key.push_back(pair(s.zero_group, s.etp));
-  key.push_back(s.bucket.value);
-  int64_t small = s.zero;
+  key.push_back(pair(dp, tp));
+  key.push_back(pair(pp, vp));
+  key.push_back(pair(cp, ep));
+  key.push_back(pair(mbs, prefetch));
+  key.push_back(pair(tiles, recompute_layers));
+  key.push_back(pair(zero_group, etp));
+  key.push_back(bucket.value);
+  int64_t small = zero;
   for (int64_t value :
-       {int64_t{s.zigzag}, static_cast<int64_t>(s.dp_kind),
-        static_cast<int64_t>(s.parameter_tier),
-        static_cast<int64_t>(s.optimizer_tier),
-        static_cast<int64_t>(s.gradient_tier),
-        static_cast<int64_t>(s.activation_tier), int64_t{s.by_speed},
-        int64_t{s.sp}, int64_t{s.split_branches},
-        static_cast<int64_t>(s.recompute)}) {
+       {int64_t{zigzag}, static_cast<int64_t>(dp_kind),
+        static_cast<int64_t>(parameter_tier),
+        static_cast<int64_t>(optimizer_tier),
+        static_cast<int64_t>(gradient_tier),
+        static_cast<int64_t>(activation_tier), int64_t{by_speed}, int64_t{sp},
+        int64_t{split_branches}, static_cast<int64_t>(recompute)}) {
     small = small << 4 | value;
   }
   key.push_back(small);
-  auto order = static_cast<int64_t>(s.order.size());
-  for (MeshDimension dimension : s.order) {
-    order = order << 4 | static_cast<int64_t>(dimension);
+  auto dimensions = static_cast<int64_t>(order.size());
+  for (MeshDimension dimension : order) {
+    dimensions = dimensions << 4 | static_cast<int64_t>(dimension);
   }
-  key.push_back(order);
-  for (const std::string* text : {&s.schedule, &s.cp_kind}) {
+  key.push_back(dimensions);
+  for (const std::string* text : {&schedule, &cp_kind}) {
     key.push_back(static_cast<int64_t>(text->size()));
     for (size_t i = 0; i < text->size(); i += 8) {
       int64_t word = 0;
@@ -255,28 +219,6 @@ const Evaluator::Neighbours& Evaluator::NeighboursFor(int prefetch) const {
   return around;
 }
 
-template <typename T, typename Make>
-T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key, Make make,
-                      size_t weight) {
-  {
-    std::shared_lock lock(memo.mutex);
-    if (auto it = memo.entries.find(key); it != memo.entries.end()) {
-      return it->second;
-    }
-  }
-  // Made outside the lock. Of two threads that make the same, the first wins,
-  // so that what a key names has one number.
-  T made = make();
-  std::unique_lock lock(memo.mutex);
-  if (memo.weight + weight > limit) {
-    memo.entries.clear();
-    memo.weight = 0;
-  }
-  const auto [entry, is_new] = memo.entries.try_emplace(key, std::move(made));
-  if (is_new) memo.weight += weight;
-  return entry->second;
-}
-
 // A number for what the plan decides in a block.
 int Evaluator::DecisionsOf(const Plan& plan, const BlockShape& shape) const {
   IntKey key;
@@ -296,7 +238,7 @@ int Evaluator::DecisionsOf(const Plan& plan, const BlockShape& shape) const {
     key.push_back(plan.weights[w].zero_stage);
     key.push_back(plan.weights[w].zero_axes);
   }
-  return Remember(decisions_, kMaxDecisions, key, [&] { return numbers_++; });
+  return decisions_.Get(key, [&] { return numbers_++; });
 }
 
 // With one stream reductions wait for all backwards of a pipeline.
@@ -426,7 +368,7 @@ void Evaluator::FindBlocks(const Plan& plan, const Neighbours& around,
       key.push_back(decisions[d]);
       if (d > b) key.push_back(blocks[d]->sums);
     }
-    BlockPtr block = Remember(blocks_, kMaxBlocks, key, [&]() -> BlockPtr {
+    BlockPtr block = blocks_.Get(key, [&]() -> BlockPtr {
       if (!context) {
         context.emplace(facts_, plan);
         programs.emplace(*context);
@@ -576,9 +518,9 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
     sums.push_back(layout.partial);
     sums.push_back(layout.flat);
   }
-  made->sums = Remember(sums_, kMaxDecisions, sums, [&] { return numbers_++; });
+  made->sums = sums_.Get(sums, [&] { return numbers_++; });
   key.push_back(made->sums);
-  return Remember(templates_, kMaxBlocks, key, [&]() -> BlockPtr {
+  return templates_.Get(key, [&]() -> BlockPtr {
     made->number = numbers_++;
     return made;
   });
@@ -592,8 +534,8 @@ Evaluator::ProgramPtr Evaluator::FindProgram(int seen, ProgramKind kind,
   const IntKey key = {seen, static_cast<int64_t>(kind)};
   const Bytes bucket = programs.context().plan().bucket_bytes;
   const auto find = [&]() -> ProgramPtr {
-    const auto it = programs_.entries.find(key);
-    if (it == programs_.entries.end()) return nullptr;
+    const auto it = programs_.find(key);
+    if (it == programs_.end()) return nullptr;
     for (const ProgramPtr& program : it->second) {
       if (program->priced.least_bucket <= bucket &&
           bucket <= program->priced.most_bucket) {
@@ -603,23 +545,23 @@ Evaluator::ProgramPtr Evaluator::FindProgram(int seen, ProgramKind kind,
     return nullptr;
   };
   {
-    std::shared_lock lock(programs_.mutex);
+    std::shared_lock lock(programs_mutex_);
     if (ProgramPtr known = find(); known != nullptr) return known;
   }
   auto made = std::make_shared<Program>();
   made->priced =
       MakeTemplate(pricer_, programs, setting.block, *setting.shape, kind);
   lowered = true;
-  std::unique_lock lock(programs_.mutex);
-  // The first of two threads that make the same wins, as in Remember.
+  std::unique_lock lock(programs_mutex_);
+  // The first of two threads that make the same wins, as in Memo.
   if (ProgramPtr known = find(); known != nullptr) return known;
-  if (programs_.entries.size() >= kMaxPrograms) programs_.entries.clear();
+  if (programs_.size() >= kMaxPrograms) programs_.clear();
   made->number = numbers_++;
-  return programs_.entries[key].emplace_back(std::move(made));
+  return programs_[key].emplace_back(std::move(made));
 }
 
 int Evaluator::NumberOf(const IntKey& key) const {
-  return Remember(seen_, kMaxSeen, key, [&] { return numbers_++; });
+  return seen_.Get(key, [&] { return numbers_++; });
 }
 
 Evaluator::NumberedStage Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
@@ -646,7 +588,7 @@ Evaluator::NumberedStage Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
     }
     return NumberedStage{numbers_++, MakeStage(members, splits, microbatches)};
   };
-  return Remember(stages_, kMaxBlocksOfStages, key, make, stage.blocks.size());
+  return stages_.Get(key, make, stage.blocks.size());
 }
 
 // Of stage `number` of the plan.
@@ -658,7 +600,7 @@ MemoryUse Evaluator::PeakOf(const NumberedStage& stage, const Order& order,
   };
   if (order.number < 0) return find();
   const IntKey key = {stage.number, order.number, static_cast<int64_t>(number)};
-  return Remember(peaks_, kMaxPeaks, key, find);
+  return peaks_.Get(key, find);
 }
 
 std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
@@ -707,105 +649,6 @@ TaskCost Evaluator::WorldReduce(const Plan& plan) const {
   return PriceAllReduce(pricer_, task, sum, world);
 }
 
-void Evaluator::AddOverheads(const Plan& plan,
-                             const std::vector<DeviceSet>& sets,
-                             std::vector<MemoryUse>& memory) const {
-  if (cluster_.stack.memory == StackMemory()) return;
-  for (size_t s = 0; s < sets.size(); ++s) {
-    AddOverhead(cluster_.stack, options_, graph_.dtype, plan, sets[s],
-                memory[s]);
-  }
-}
-
-void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
-  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  AddOverheads(plan, sets, result.memory);
-  for (const DeviceSet& set : sets) {
-    for (DeviceId device : set.devices) {
-      const DeviceType& type = cluster_.TypeOf(device);
-      if (type.Peak(graph_.dtype).value > 0) continue;
-      result.violations.push_back("group " + set.name + ": " + type.name +
-                                  " does not compute in " +
-                                  std::string(NameOf(graph_.dtype)));
-      break;
-    }
-  }
-  const auto check = [&](const DeviceSet& set, const MemoryUse& use,
-                         Bytes memory) {
-    if (use.total <= memory) return;
-    result.overflow = Max(result.overflow, use.total - memory);
-    const auto largest = std::max_element(use.parts.begin(), use.parts.end());
-    result.violations.push_back(
-        "group " + set.name + ": needs " + FormatBytes(use.total) + " of " +
-        FormatBytes(memory) + " per device, " +
-        FormatBytes(use.total - memory) + " too much; largest: " +
-        std::string(
-            NameOf(static_cast<MemoryCategory>(largest - use.parts.begin()))) +
-        " " + FormatBytes(*largest));
-  };
-  // The fullest device counts, but where shares are unequal smaller devices may
-  // have less.
-  bool all_fit = true;
-  std::vector<Bytes> least;
-  for (size_t s = 0; s < sets.size(); ++s) {
-    least.push_back(LeastMemory(cluster_, sets[s]));
-    all_fit = all_fit && result.memory[s].total <= least[s];
-  }
-  if (all_fit) return;
-  const bool uneven =
-      std::ranges::any_of(plan.groups, [](const DeviceGroup& group) {
-        return group.IsUneven(group.all_axes());
-      });
-  if (!uneven || OperatorsOf(plan) > most_simulated_) {
-    for (size_t s = 0; s < sets.size(); ++s) {
-      check(sets[s], result.memory[s], least[s]);
-    }
-    return;
-  }
-  const TaskGraph tasks = Lower(facts_, plan);
-  const std::vector<DeviceSet> kinds = ByType(cluster_, AlikeDevices(tasks));
-  std::vector<DeviceId> devices;  // one of each kind
-  for (const DeviceSet& kind : kinds) devices.push_back(kind.devices[0]);
-  std::vector<MemoryUse> memory = PeakMemoryOf(tasks, devices);
-  AddOverheads(plan, kinds, memory);
-  for (size_t k = 0; k < kinds.size(); ++k) {
-    check(kinds[k], memory[k], LeastMemory(cluster_, kinds[k]));
-  }
-}
-
-// What the ranks of a node keep beside their devices fits into its host. Where
-// the devices are the host's cores, what they compute with lies there, too.
-void Evaluator::CheckHosts(const Plan& plan, Evaluation& result) const {
-  if (!cluster_.host) return;
-  std::vector<Bytes> memory(static_cast<size_t>(cluster_.num_nodes()));
-  std::vector<Bytes> storage(memory.size());
-  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  for (size_t s = 0; s < sets.size(); ++s) {
-    for (DeviceId device : sets[s].devices) {
-      const auto node =
-          static_cast<size_t>(cluster_.devices[device.index()].node);
-      if (cluster_.TypeOf(device).shared_memory) {
-        memory[node] += result.memory[s].total;
-      }
-      if (result.host_memory.empty()) continue;
-      memory[node] += result.host_memory[s].total;
-      storage[node] += result.file_memory[s].total;
-    }
-  }
-  const auto check = [&](const std::vector<Bytes>& needed, Bytes has,
-                         std::string_view what) {
-    const auto most = std::max_element(needed.begin(), needed.end());
-    if (*most <= has) return;
-    result.overflow = Max(result.overflow, *most - has);
-    result.violations.push_back(
-        "host of node " + std::to_string(most - needed.begin()) + ": needs " +
-        FormatBytes(*most) + " of " + FormatBytes(has) + " of " +
-        std::string(what) + ", " + FormatBytes(*most - has) + " too much");
-  };
-  check(memory, cluster_.host->memory, "memory");
-  check(storage, cluster_.host->storage, "storage");
-}
-
 Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
   const int64_t operators = OperatorsOf(plan);
   if (operators > most_simulated_) {
@@ -851,8 +694,7 @@ Evaluation Evaluator::SimulateAnew(const Plan& plan) const {
     result.file_memory = PeakMemory(tasks, MemoryTier::kFile);
   }
   result.sources = Shares(time);
-  CheckDevices(plan, result);
-  CheckHosts(plan, result);
+  CheckMemoryFits(facts_, plan, OperatorsOf(plan) <= most_simulated_, result);
   return result;
 }
 
@@ -928,8 +770,7 @@ Evaluation Evaluator::EvaluateChange(
   }
   if (Total(time) > kLongest) return TooLong(plan, time);
   result.sources = Shares(time);
-  CheckDevices(plan, result);
-  CheckHosts(plan, result);
+  CheckMemoryFits(facts_, plan, OperatorsOf(plan) <= most_simulated_, result);
   basis = now;
   return result;
 }
@@ -947,7 +788,7 @@ std::optional<Score> Evaluator::EvaluateUniform(
   if (!strategy.actions.empty()) {
     return Objective::EvaluateUniform(index, cluster, strategy);
   }
-  return Remember(uniform_, kMaxUniform, KeyOf(strategy), [&] {
+  return uniform_.Get(KeyOf(strategy), [&] {
     return Objective::EvaluateUniform(index, cluster, strategy);
   });
 }
@@ -969,12 +810,6 @@ const UniformBound& Evaluator::Bounds() const {
   return *bound_;
 }
 
-Timeline Evaluator::Simulate(const TaskGraph& tasks, bool share_links) const {
-  auto timeline = Simulator(pricer_, {.share_links = share_links}).Run(tasks);
-  TESSERA_CHECK(timeline.has_value()) << timeline.error().ToString();
-  return *std::move(timeline);
-}
-
 int64_t Evaluator::OperatorsOf(const Plan& plan) const {
   return std::ssize(graph_.nodes) * plan.microbatches;
 }
@@ -990,7 +825,7 @@ bool Evaluator::IsQuickToExplain(const Plan& plan) const {
 std::optional<Duration> Evaluator::QuickSharedStepTime(const Plan& plan) const {
   if (!IsQuickToExplain(plan)) return std::nullopt;
   const TaskGraph tasks = Lower(facts_, plan);
-  return Simulate(tasks, /*share_links=*/true).step_time;
+  return Simulate(pricer_, tasks).step_time;
 }
 
 Evaluation Evaluator::ExplainUnsimulated(const Plan& plan) const {
@@ -1000,25 +835,41 @@ Evaluation Evaluator::ExplainUnsimulated(const Plan& plan) const {
 }
 
 Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
-  if (IsTooLargeToExplain(plan)) return ExplainUnsimulated(plan);
   Evaluation result = Evaluate(plan);
-  if (result.step_time == Duration{}) {
+  if (IsTooLargeToExplain(plan) || result.step_time == Duration{}) {
     ListDevices(plan, result);
     return result;
   }
   const TaskGraph tasks = Lower(facts_, plan);
-  const Timeline timeline = Simulate(tasks, share_links);
+  AddStep(plan, tasks, Simulate(pricer_, tasks, {.share_links = share_links}),
+          result);
+  return result;
+}
+
+Evaluation Evaluator::Explain(const Plan& plan, const TaskGraph& tasks,
+                              const Timeline& timeline) const {
+  Evaluation result = Evaluate(plan);
+  if (IsTooLargeToExplain(plan) || result.step_time == Duration{}) {
+    ListDevices(plan, result);
+    return result;
+  }
+  AddStep(plan, tasks, timeline, result);
+  return result;
+}
+
+void Evaluator::AddStep(const Plan& plan, const TaskGraph& tasks,
+                        const Timeline& timeline, Evaluation& result) const {
   result.step_time = timeline.step_time;
   result.breakdown = BreakdownOf(tasks, timeline);
   result.moved = MovedBytes(pricer_, tasks);
   std::vector<DeviceId> devices;  // one of each kind
-  const std::vector<DeviceSet> kinds = ByType(cluster_, AlikeDevices(tasks));
+  const std::vector<DeviceSet> kinds = DeviceKinds(cluster_, tasks);
   for (const DeviceSet& alike : kinds) {
     devices.push_back(alike.devices[0]);
     result.devices.push_back({alike.name, alike.devices, {}, {}, {}});
   }
   auto memory = PeakMemoryOf(tasks, devices);
-  AddOverheads(plan, kinds, memory);
+  AddOverheads(facts_, plan, kinds, memory);
   const auto host = PeakMemoryOf(tasks, devices, MemoryTier::kHost);
   const auto file = PeakMemoryOf(tasks, devices, MemoryTier::kFile);
   for (size_t i = 0; i < devices.size(); ++i) {
@@ -1044,7 +895,6 @@ Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
     list(result.host_memory, MemoryTier::kHost, "on the host ");
     list(result.file_memory, MemoryTier::kFile, "in files ");
   }
-  return result;
 }
 
 }  // namespace tessera

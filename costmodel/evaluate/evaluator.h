@@ -31,6 +31,7 @@
 #include "costmodel/evaluate/block_template.h"
 #include "costmodel/evaluate/stage.h"
 #include "costmodel/evaluate/step.h"
+#include "costmodel/memo.h"
 #include "costmodel/price.h"
 #include "costmodel/profile/profile_db.h"
 #include "planner/ir/cluster.h"
@@ -43,6 +44,7 @@
 namespace tessera {
 
 class UniformBound;
+struct TaskGraph;
 struct Timeline;
 
 class Evaluator : public Objective {
@@ -88,6 +90,10 @@ class Evaluator : public Objective {
   // time and breakdown are those of the simulation with shared links. Of a plan
   // that is too large for that it is what Evaluate says: no breakdown.
   Evaluation Explain(const Plan& plan, bool share_links = true) const;
+  // The same of a simulation that is there already: of the plan's tasks, as
+  // Lower makes them.
+  Evaluation Explain(const Plan& plan, const TaskGraph& tasks,
+                     const Timeline& timeline) const;
   // What Explain says of a plan that is too large: nothing is simulated.
   Evaluation ExplainUnsimulated(const Plan& plan) const;
 
@@ -110,14 +116,6 @@ class Evaluator : public Objective {
   int64_t blocks_lowered() const { return blocks_lowered_; }
 
  private:
-  // Values under exact keys, emptied where their weights would exceed a limit.
-  // Thread-safe.
-  template <typename T>
-  struct Memo {
-    mutable std::shared_mutex mutex;
-    std::unordered_map<IntKey, T, IntKeyHash> entries;
-    size_t weight = 0;  // of all
-  };
   struct Program {
     int number = -1;  // names it in the keys of blocks
     TemplateProgram priced;
@@ -143,10 +141,6 @@ class Evaluator : public Objective {
     int number = -1;  // names it
     std::shared_ptr<const Stage> stage;
   };
-
-  template <typename T, typename Make>
-  static T Remember(Memo<T>& memo, size_t limit, const IntKey& key, Make make,
-                    size_t weight = 1);
 
   // The blocks of the graph, and who is around whom.
   struct Neighbours {
@@ -207,15 +201,11 @@ class Evaluator : public Objective {
                    size_t number, int microbatches) const;
   std::shared_ptr<const Order> OrderOf(const Plan& plan) const;
   TaskCost WorldReduce(const Plan& plan) const;
-  // What the stack takes beside the values: of one device of each set.
-  void AddOverheads(const Plan& plan, const std::vector<DeviceSet>& sets,
-                    std::vector<MemoryUse>& memory) const;
-  // Adds that, and says what does not fit.
-  void CheckDevices(const Plan& plan, Evaluation& result) const;
-  void CheckHosts(const Plan& plan, Evaluation& result) const;
   Evaluation EvaluateBySimulation(const Plan& plan) const;
   Evaluation SimulateAnew(const Plan& plan) const;
-  Timeline Simulate(const TaskGraph& tasks, bool share_links) const;
+  // What Explain says of a step that was simulated.
+  void AddStep(const Plan& plan, const TaskGraph& tasks,
+               const Timeline& timeline, Evaluation& result) const;
 
   const Graph& graph_;
   const Cluster& cluster_;
@@ -231,19 +221,40 @@ class Evaluator : public Objective {
   mutable std::atomic<int> numbers_ = 0;
   mutable std::atomic<int64_t> simulated_ = 0;
   mutable std::atomic<int64_t> blocks_lowered_ = 0;
-  mutable Memo<int> decisions_;
-  mutable Memo<int> sums_;
-  // By what decides on a block as the plan says it, and by its programs.
-  mutable Memo<BlockPtr> blocks_;
-  mutable Memo<BlockPtr> templates_;
-  // By what programs see (surroundings.h): the number of that, and by it and
-  // the kind the programs, which differ in the sizes of buckets that they are
-  // of.
-  mutable Memo<int> seen_;
-  mutable Memo<std::vector<ProgramPtr>> programs_;
-  mutable Memo<NumberedStage> stages_;
-  mutable Memo<MemoryUse> peaks_;  // of stages under orders
-  mutable Memo<std::optional<Score>> uniform_;
+  // What is remembered, from a plan's parts to whole stages. Keys hold the
+  // numbers of what they are made of:
+  //
+  //   memo        of               by
+  //   decisions_  a number         splits, recomputation, tiles and ZeRO's cuts
+  //                                of a block
+  //   blocks_     a block          decisions in it and around, sums around,
+  //                                classes of groups, what else the plan says
+  //   seen_       a number         what of these its programs see
+  //                                (surroundings.h)
+  //   programs_   programs         what is seen, and their kind; they differ in
+  //                                the sizes of buckets that they are of
+  //   sums_       a number         the layouts of a block's gradient sums
+  //   templates_  a block          programs and sums: two blocks of blocks_ may
+  //                                be one here
+  //   stages_     a folded stage   templates and their wiring
+  //   peaks_      memory           a stage and the schedule's order
+  //   uniform_    a score          a strategy
+  //
+  // At most so many entries each: a program takes 3 kB, a stage of a dozen
+  // blocks 100 kB, the key of a decision 1 kB, of what programs see 3 kB, a
+  // score 200 bytes.
+  mutable Memo<int> decisions_{100'000};
+  mutable Memo<BlockPtr> blocks_{10'000};
+  mutable Memo<int> seen_{20'000};
+  static constexpr size_t kMaxPrograms = 20'000;
+  mutable std::shared_mutex programs_mutex_;
+  mutable std::unordered_map<IntKey, std::vector<ProgramPtr>, IntKeyHash>
+      programs_;
+  mutable Memo<BlockPtr> templates_{10'000};
+  mutable Memo<int> sums_{100'000};
+  mutable Memo<NumberedStage> stages_{40'000};  // weighed by their blocks
+  mutable Memo<MemoryUse> peaks_{100'000};
+  mutable Memo<std::optional<Score>> uniform_{1'000'000};
   // What was simulated, by a hash of the plan; emptied when full.
   mutable std::shared_mutex simulations_mutex_;
   mutable std::unordered_multimap<uint64_t, std::pair<Plan, Evaluation>>

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 #include "costmodel/fusion.h"
 #include "costmodel/source/cost_source.h"
 #include "planner/ir/running_average.h"
-#include "planner/plan/sequence_order.h"
+#include "planner/plan/whole_extents.h"
 
 namespace tessera {
 namespace {
@@ -15,22 +16,6 @@ namespace {
 constexpr double kLarge = 1 << 20;
 // Below what is left of the rest.
 constexpr double kSafe = 1 - 1e-4;
-
-// The extents of a node over the whole batch.
-std::vector<int64_t> WholeExtents(const Graph& graph, const Node& node) {
-  std::vector<int64_t> extents(node.rule.factors.size(), 1);
-  const auto read = [&](const std::vector<TensorId>& tensors,
-                        const std::vector<Indices>& sides) {
-    for (size_t i = 0; i < std::min(tensors.size(), sides.size()); ++i) {
-      const Shape& shape = graph.tensor(tensors[i]).shape;
-      for (size_t d = 0; d < sides[i].size(); ++d)
-        extents[sides[i][d]] = shape[d];
-    }
-  };
-  read(node.operands, node.rule.operands);
-  read(node.results, node.rule.results);
-  return extents;
-}
 
 // The first floating-point type, as prices go by.
 DType KernelType(const std::vector<DType>& operands,
@@ -177,35 +162,24 @@ StepBound LowerBound(const Graph& graph, const Cluster& cluster,
     // Gradient sums follow the plan's layouts.
     if (node.op == nullptr || node.op->name == "sum") continue;
     if (fusion[i].traffic == 0) continue;
-    const std::vector<int64_t> extents = WholeExtents(graph, node);
+    const auto extents = WholeExtents(graph, node);
     std::vector<DType> operands;
     std::vector<DType> results;
     for (TensorId t : node.operands) operands.push_back(graph.tensor(t).dtype);
     for (TensorId t : node.results) results.push_back(graph.tensor(t).dtype);
-    const OpCall call = {.rule = &node.rule,
-                         .extents = extents,
-                         .operand_dtypes = operands,
-                         .result_dtypes = results,
-                         .attributes = node.attributes};
+    const OpCall call = {
+        .rule = &node.rule,
+        .extents = std::span(extents).first(node.rule.factors.size()),
+        .operand_dtypes = operands,
+        .result_dtypes = results,
+        .attributes = node.attributes};
     CostQuery query;
     query.key.dtype = KernelType(operands, results);
     query.op_class = node.op->op_class;
-    query.flops = CallFlops(*node.op, call);
+    SetWork(*node.op, &node, call, stack, query);
     query.bytes = {static_cast<int64_t>(
         stack.kernel_traffic * fusion[i].traffic *
         static_cast<double>(CallBytes(*node.op, call).value))};
-    if (query.op_class == OpClass::kMatmul) query.matmul = MatmulShapeOf(call);
-    if (query.op_class == OpClass::kAttention) {
-      query.attention = AttentionShapeOf(call);
-      query.backward = IsAttentionBackward(*node.op);
-      query.attention->pairs = static_cast<double>(
-          SeenPairs({0, call.Extent(kSequenceFactor)},
-                    {0, call.Extent(kKeyFactor)}, MaskOf(node)));
-      if (stack.attention == StackAttention::kUnfused) query.score_passes = 1;
-      if (stack.attention == StackAttention::kFlash1) {
-        query.attention_kernel = AttentionKernel::kFlash1;
-      }
-    }
     double least = std::numeric_limits<double>::infinity();
     for (const DeviceType& device : cluster.device_types) {
       least =

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <limits>
-#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "costmodel/evaluate/all_reduce.h"
+#include "costmodel/evaluate/one_switch.h"
 #include "planner/base/rng.h"
-#include "planner/ops/accumulation.h"
+#include "planner/lower/accumulation.h"
 #include "planner/plan/work_shares.h"
 #include "planner/schedule/pipeline_schedule.h"
 
@@ -109,23 +109,24 @@ size_t UniformBound::KeyHash::operator()(const Key& key) const {
 UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
                            const ProfileDb* profile,
                            const TrainingOptions& options)
-    : cluster_(cluster),
+    : one_switch_(OnOneSwitch(cluster)),
+      cluster_(one_switch_ ? *one_switch_ : cluster),
       short_(Shorten(graph)),
       index_(short_.graph),
-      facts_(short_.graph, cluster, options),
+      facts_(short_.graph, cluster_, options),
       shapes_(ShapesOf(short_.graph, Plan().prefetch)),
-      pricer_(short_.graph, cluster, profile, PricerOptionsOf(options)),
-      host_size_(HostSize(cluster, pricer_)),
+      pricer_(short_.graph, cluster_, profile, PricerOptionsOf(options)),
+      host_size_(HostSize(cluster_, pricer_)),
       clips_(options.clip > 0),
       adds_apart_(std::ranges::any_of(short_.graph.nodes, [&](const Node& n) {
         return !AddsItsGradients(short_.graph, n);
       })) {
   if (profile != nullptr) return;
-  const Router router(cluster);
+  const Router router(cluster_);
   double in = 0;
   double out = 0;
-  for (const Link& link : cluster.links) {
-    const LinkType& type = cluster.link_types[static_cast<size_t>(link.type)];
+  for (const Link& link : cluster_.links) {
+    const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
     const int from = router.NodeOf(link.from);
     const int to = router.NodeOf(link.to);
     if (from == to || (from != 0 && to != 0)) continue;
@@ -134,21 +135,24 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
         std::max(type.bandwidth.value, type.in_switch_bandwidth.value);
   }
   host_bandwidth_ = std::max(in, out);
-  std::vector<std::array<double, 2>> of_vertex(cluster.vertices.size());
-  for (const Link& link : cluster.links) {
-    const LinkType& type = cluster.link_types[static_cast<size_t>(link.type)];
+  std::vector<std::array<double, 2>> of_vertex(cluster_.vertices.size());
+  for (const Link& link : cluster_.links) {
+    const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
     const double bandwidth =
         std::max(type.bandwidth.value, type.in_switch_bandwidth.value);
     of_vertex[link.from.index()][0] += bandwidth;
     of_vertex[link.to.index()][1] += bandwidth;
     if (type.in_switch_bandwidth.value > 0) device_crossings_of_sum_ = 1;
   }
-  for (const Device& device : cluster.devices) {
+  for (const Device& device : cluster_.devices) {
     const auto [from, to] = of_vertex[device.vertex.index()];
     device_bandwidth_ = std::max({device_bandwidth_, from, to});
   }
   // Where switches copy or add, what leaves a host is less than what enters it.
-  if (host_size_ > 1 && crossings_of_sum_ > 1) SetBandwidths(router);
+  // In another network routes may take other links out of it.
+  if (host_size_ > 1 && crossings_of_sum_ > 1 && !one_switch_) {
+    SetBandwidths(router);
+  }
 }
 
 void UniformBound::SetBandwidths(const Router& router) {
@@ -167,13 +171,13 @@ void UniformBound::SetBandwidths(const Router& router) {
   const auto size = static_cast<size_t>(host_size_);
   // Links out of the first host by position there and in any other host.
   std::vector<uint64_t> taken(size * size);
-  std::vector<LinkId> route;
+  std::vector<RouteLink> route;
   for (size_t to = size; to < cluster_.devices.size(); ++to) {
     for (size_t from = 0; from < size; ++from) {
       route.clear();
       router.Route(DeviceId(static_cast<int>(from)),
                    DeviceId(static_cast<int>(to)), route);
-      for (LinkId link : route) {
+      for (const auto& [link, share] : route) {
         if (const auto bit = bit_of.find(static_cast<int>(link.index()));
             bit != bit_of.end()) {
           taken[from * size + to % size] |= bit->second;
@@ -207,20 +211,6 @@ void UniformBound::SetBandwidths(const Router& router) {
                      static_cast<int64_t>(stride)}] = most;
     }
   }
-}
-
-template <typename T, typename Make>
-const T& UniformBound::Row(Table<T>& table, const Key& key, const Make& make) {
-  {
-    std::shared_lock lock(table.mutex);
-    if (auto it = table.rows.find(key); it != table.rows.end()) {
-      return *it->second;
-    }
-  }
-  // Made outside the lock; a second thread's equal row is dropped.
-  auto row = std::make_unique<const T>(make());
-  std::unique_lock lock(table.mutex);
-  return *table.rows.try_emplace(key, std::move(row)).first->second;
 }
 
 UniformBound::Pipeline UniformBound::PipelineOf(
@@ -314,8 +304,7 @@ void UniformBound::SetExchanges(const Strategy& strategy,
                            : stride % host_size_ == 0);
   if (!alike) {
     if (strategy.zero_group != 0) return;
-    setting.exchanges = &Row(
-        exchanges_,
+    setting.exchanges = &exchanges_.Keep(
         {Word({{strategy.tp, 20}, {strategy.cp, 20}, {strategy.ep, 20}}),
          Word({{strategy.pp, 20}, {setting.dp, 20}, {stages_inside, 1}}), 0},
         [&] { return ExchangesOf(strategy, setting.dp, stride, step); });
@@ -383,7 +372,7 @@ UniformBound::Key UniformBound::KeyOf(const Strategy& strategy, bool comm,
 const UniformBound::BlockCosts& UniformBound::CostsOf(const Strategy& strategy,
                                                       bool splits) const {
   const bool comm = IsInnermost(strategy);
-  return Row(blocks_, KeyOf(strategy, comm, splits), [&] {
+  return blocks_.Keep(KeyOf(strategy, comm, splits), [&] {
     return CostsOfBlocks({&index_, shapes_, &pricer_, &facts_, host_size_},
                          strategy, comm, splits);
   });
@@ -483,8 +472,8 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
   if (blocks.empty()) return std::nullopt;
   Key key = KeyOf(strategy, IsInnermost(strategy), splits);
   key[2] = Word({{strategy.pp, 16}, {strategy.vp, 16}}) << 32 | key[2];
-  setting.pipeline = &Row(pipelines_, key,
-                          [&] { return PipelineOf(index, strategy, blocks); });
+  setting.pipeline = &pipelines_.Keep(
+      key, [&] { return PipelineOf(index, strategy, blocks); });
   SetExchanges(strategy, setting);
   return setting;
 }

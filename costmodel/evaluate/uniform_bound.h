@@ -68,6 +68,9 @@
 // that serve the tiers is a bound, too: the host's sums and updates, copies in
 // and out, files read and written.
 //
+// Networks. Hosts that are alike, but hang on unlike places of the network (the
+// leaves of a fat tree), count as if one switch joined them (one_switch.h).
+//
 // Left out, so that the bound is below: what links that ranks of a host share
 // limit, and sends within a host; all latencies of exchanges between replicas;
 // the optimizer where ZeRO cuts its state; the sum of squares' reduction;
@@ -85,12 +88,11 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <shared_mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "costmodel/evaluate/block_cost.h"
 #include "costmodel/evaluate/block_template.h"
+#include "costmodel/memo.h"
 #include "costmodel/price.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
@@ -175,14 +177,7 @@ class UniformBound {
     size_t operator()(const Key& key) const;
   };
   template <typename T>
-  struct Table {
-    std::shared_mutex mutex;
-    std::unordered_map<Key, std::unique_ptr<const T>, KeyHash> rows;
-  };
-
-  // The row under `key`, made where it is new.
-  template <typename T, typename Make>
-  static const T& Row(Table<T>& table, const Key& key, const Make& make);
+  using Table = Memo<T, Key, KeyHash>;
 
   // What tells a strategy's block costs from another's.
   static Key KeyOf(const Strategy& strategy, bool comm, bool splits);
@@ -221,6 +216,7 @@ class UniformBound {
   Score ScoreFor(const Strategy& strategy, const Setting& setting, int64_t time,
                  double bytes) const;
 
+  const std::optional<Cluster> one_switch_;  // in place of its network
   const Cluster& cluster_;
   const ShortGraph short_;
   const GraphIndex index_;  // of the short graph

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <boost/graph/compressed_sparse_row_graph.hpp>
 #include <boost/graph/dijkstra_shortest_paths.hpp>
+#include <cmath>
 #include <compare>
 #include <limits>
 #include <map>
+#include <optional>
 #include <utility>
 
 namespace tessera {
@@ -31,6 +33,95 @@ struct EdgeCost {
 };
 using Graph = boost::compressed_sparse_row_graph<boost::directedS,
                                                  boost::no_property, EdgeCost>;
+
+struct Edge {
+  size_t from;
+  size_t to;
+  PathCost cost;
+  LinkId link;
+};
+
+// What a device reaches along some links, and the least cost of it.
+struct Reached {
+  std::vector<VertexId> vertices;  // in the order of ids
+  std::vector<Edge> edges;         // between these, as the links are
+  std::vector<PathCost> cost;      // by vertex
+  size_t source = 0;
+
+  // vertices.size() where it is not among them.
+  size_t Find(VertexId vertex) const {
+    const auto at = std::ranges::lower_bound(vertices, vertex);
+    return at != vertices.end() && *at == vertex
+               ? static_cast<size_t>(at - vertices.begin())
+               : vertices.size();
+  }
+};
+
+// `links` are sorted.
+Reached Reach(const Cluster& cluster, DeviceId from,
+              std::span<const LinkId> links) {
+  Reached reached;
+  const VertexId start = cluster.devices[from.index()].vertex;
+  std::vector<VertexId>& vertices = reached.vertices;
+  vertices = {start};
+  vertices.reserve(1 + 2 * links.size());
+  for (LinkId id : links) {
+    vertices.push_back(cluster.links[id.index()].from);
+    vertices.push_back(cluster.links[id.index()].to);
+  }
+  std::ranges::sort(vertices);
+  const auto repeated = std::ranges::unique(vertices);
+  vertices.erase(repeated.begin(), repeated.end());
+  reached.source = reached.Find(start);
+
+  reached.edges.reserve(links.size());
+  for (LinkId id : links) {
+    const Link& link = cluster.links[id.index()];
+    const VertexKind kind = cluster.vertices[link.from.index()].kind;
+    const bool forwards = kind == VertexKind::kDevice && link.from != start;
+    const Duration latency =
+        cluster.link_types[static_cast<size_t>(link.type)].latency;
+    reached.edges.push_back(
+        {reached.Find(link.from),
+         reached.Find(link.to),
+         {forwards ? 1 : 0, kind == VertexKind::kBridge ? 1 : 0,
+          latency.picoseconds, 1},
+         id});
+  }
+  std::vector<std::pair<size_t, size_t>> ends;
+  std::vector<EdgeCost> costs;
+  ends.reserve(reached.edges.size());
+  costs.reserve(reached.edges.size());
+  for (const Edge& edge : reached.edges) {
+    ends.emplace_back(edge.from, edge.to);
+    costs.push_back({edge.cost});
+  }
+  const Graph graph(boost::edges_are_unsorted_multi_pass, ends.begin(),
+                    ends.end(), costs.begin(), vertices.size());
+  reached.cost.assign(vertices.size(), kUnreached);
+  boost::dijkstra_shortest_paths(
+      graph, reached.source,
+      boost::weight_map(boost::get(&EdgeCost::cost, graph))
+          .distance_map(boost::make_iterator_property_map(
+              reached.cost.begin(), boost::get(boost::vertex_index, graph)))
+          .distance_inf(kUnreached)
+          .distance_zero(PathCost{})
+          .distance_compare(std::less<PathCost>())
+          .distance_combine(std::plus<PathCost>()));
+  return reached;
+}
+
+// By vertex the edges that end a least path to it, by id.
+std::vector<std::vector<const Edge*>> LastEdges(const Reached& reached) {
+  std::vector<std::vector<const Edge*>> last(reached.vertices.size());
+  for (const Edge& edge : reached.edges) {
+    if (reached.cost[edge.from] != kUnreached &&
+        reached.cost[edge.from] + edge.cost == reached.cost[edge.to]) {
+      last[edge.to].push_back(&edge);
+    }
+  }
+  return last;
+}
 
 }  // namespace
 
@@ -134,14 +225,14 @@ void Router::NumberClasses() {
   }
 }
 
-std::vector<LinkId> Router::Route(DeviceId from, DeviceId to) const {
-  std::vector<LinkId> links;
+std::vector<RouteLink> Router::Route(DeviceId from, DeviceId to) const {
+  std::vector<RouteLink> links;
   Route(from, to, links);
   return links;
 }
 
 void Router::Route(DeviceId from, DeviceId to,
-                   std::vector<LinkId>& links) const {
+                   std::vector<RouteLink>& links) const {
   const auto home = static_cast<size_t>(cluster_.devices[from.index()].node);
   const auto node = static_cast<size_t>(cluster_.devices[to.index()].node);
   const Pattern& pattern = PatternOf(from, static_cast<int>(node));
@@ -151,13 +242,14 @@ void Router::Route(DeviceId from, DeviceId to,
     const Step& step = pattern.steps[s];
     switch (step.among) {
       case Step::kSource:
-        links.push_back(links_of_node_[home][step.number]);
+        links.push_back({links_of_node_[home][step.number], step.share});
         break;
       case Step::kTarget:
-        links.push_back(links_of_node_[node][step.number]);
+        links.push_back({links_of_node_[node][step.number], step.share});
         break;
       case Step::kAll:
-        links.emplace_back(static_cast<int64_t>(step.number));
+        links.push_back(
+            {LinkId(static_cast<int64_t>(step.number)), step.share});
         break;
     }
   }
@@ -194,13 +286,15 @@ const Router::Pattern& Router::PatternOf(DeviceId from, int node) const {
   return *single_.try_emplace(single, std::move(computed)).first->second;
 }
 
-Duration Router::Latency(std::span<const LinkId> route) const {
-  Duration total;
-  for (LinkId id : route) {
-    const int type = cluster_.links[id.index()].type;
-    total += cluster_.link_types[static_cast<size_t>(type)].latency;
+Duration Router::Latency(std::span<const RouteLink> route) const {
+  double picoseconds = 0;
+  for (const RouteLink& at : route) {
+    const int type = cluster_.links[at.link.index()].type;
+    const Duration latency =
+        cluster_.link_types[static_cast<size_t>(type)].latency;
+    picoseconds += at.share * static_cast<double>(latency.picoseconds);
   }
-  return total;
+  return Duration{std::llround(picoseconds)};
 }
 
 // `inside` tells whether no third host forwards.
@@ -234,13 +328,13 @@ std::shared_ptr<const Router::Pattern> Router::Compute(DeviceId from, int node,
 
   auto pattern = std::make_shared<Pattern>();
   pattern->begin = std::move(routes.begin);
-  for (LinkId link : routes.links) {
-    Step step{Step::kAll, link.index()};
+  for (const auto& [link, share] : routes.links) {
+    Step step{Step::kAll, link.index(), share};
     for (const auto& [among, list] : {std::pair(Step::kSource, &of_home),
                                       std::pair(Step::kTarget, &of_node)}) {
       const auto at = std::ranges::lower_bound(*list, link);
       if (!inside || at == list->end() || *at != link) continue;
-      step = {among, static_cast<size_t>(at - list->begin())};
+      step = {among, static_cast<size_t>(at - list->begin()), share};
       break;
     }
     pattern->steps.push_back(step);
@@ -250,101 +344,121 @@ std::shared_ptr<const Router::Pattern> Router::Compute(DeviceId from, int node,
 
 bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
                     RoutesToNode& out) const {
-  // The vertices of `links`, numbered in the order of their ids.
-  const VertexId start = cluster_.devices[from.index()].vertex;
-  std::vector<VertexId> vertices = {start};
-  vertices.reserve(1 + 2 * links.size());
-  for (LinkId id : links) {
-    vertices.push_back(cluster_.links[id.index()].from);
-    vertices.push_back(cluster_.links[id.index()].to);
-  }
-  std::ranges::sort(vertices);
-  const auto repeated = std::ranges::unique(vertices);
-  vertices.erase(repeated.begin(), repeated.end());
-  const auto local = [&](VertexId vertex) {
-    return static_cast<size_t>(std::ranges::lower_bound(vertices, vertex) -
-                               vertices.begin());
-  };
-  const size_t source = local(start);
-
-  struct Edge {
-    size_t from;
-    size_t to;
-    PathCost cost;
-    LinkId link;
-  };
-  std::vector<Edge> edges;  // by id, as `links` are
-  edges.reserve(links.size());
-  for (LinkId id : links) {
-    const Link& link = cluster_.links[id.index()];
-    const VertexKind kind = cluster_.vertices[link.from.index()].kind;
-    const bool forwards = kind == VertexKind::kDevice && link.from != start;
-    const Duration latency =
-        cluster_.link_types[static_cast<size_t>(link.type)].latency;
-    edges.push_back({local(link.from),
-                     local(link.to),
-                     {forwards ? 1 : 0, kind == VertexKind::kBridge ? 1 : 0,
-                      latency.picoseconds, 1},
-                     id});
-  }
-  std::vector<std::pair<size_t, size_t>> ends;
-  std::vector<EdgeCost> costs;
-  ends.reserve(edges.size());
-  costs.reserve(edges.size());
-  for (const Edge& edge : edges) {
-    ends.emplace_back(edge.from, edge.to);
-    costs.push_back({edge.cost});
-  }
-  const Graph graph(boost::edges_are_unsorted_multi_pass, ends.begin(),
-                    ends.end(), costs.begin(), vertices.size());
-  std::vector<PathCost> cost(vertices.size(), kUnreached);
-  boost::dijkstra_shortest_paths(
-      graph, source,
-      boost::weight_map(boost::get(&EdgeCost::cost, graph))
-          .distance_map(boost::make_iterator_property_map(
-              cost.begin(), boost::get(boost::vertex_index, graph)))
-          .distance_inf(kUnreached)
-          .distance_zero(PathCost{})
-          .distance_compare(std::less<PathCost>())
-          .distance_combine(std::plus<PathCost>()));
-
-  // The edges that enter each vertex, by id.
-  std::vector<size_t> begin(vertices.size() + 1, 0);
-  for (const Edge& edge : edges) ++begin[edge.to + 1];
-  for (size_t v = 0; v < vertices.size(); ++v) begin[v + 1] += begin[v];
-  std::vector<const Edge*> entering(edges.size());
-  std::vector<size_t> filled(begin.begin(), begin.end() - 1);
-  for (const Edge& edge : edges) entering[filled[edge.to]++] = &edge;
-
+  const Reached reached = Reach(cluster_, from, links);
+  const std::vector<std::vector<const Edge*>> last = LastEdges(reached);
   const int home = cluster_.devices[from.index()].node;
   const auto local_index = static_cast<size_t>(
       from.value - first_device_[static_cast<size_t>(home)]);
+  const auto owner = [&](size_t v) {
+    return owner_[reached.vertices[v].index()];
+  };
+
+  // The vertices of `home` by which least paths to one of the network come from
+  // there, as far as they were asked for.
+  std::vector<std::optional<std::vector<size_t>>> ways(last.size());
+  const auto ways_to = [&](const auto& self,
+                           size_t v) -> const std::vector<size_t>& {
+    if (ways[v].has_value()) return *ways[v];
+    std::vector<size_t> found;
+    if (owner(v) == home) {
+      found = {v};
+    } else {
+      for (const Edge* edge : last[v]) {
+        const std::vector<size_t>& more = self(self, edge->from);
+        found.insert(found.end(), more.begin(), more.end());
+      }
+      std::ranges::sort(found);
+      const auto repeated = std::ranges::unique(found);
+      found.erase(repeated.begin(), repeated.end());
+    }
+    return ways[v].emplace(std::move(found));
+  };
+  // Whether the links at a fork before `v` carry a part each.
+  const auto is_cut = [&](size_t v) {
+    if (last[v].size() == 1 || node == home) return false;
+    return owner(v) == node ||
+           std::ranges::any_of(last[v], [&](const Edge* edge) {
+             return ways_to(ways_to, edge->from) !=
+                    ways_to(ways_to, last[v][0]->from);
+           });
+  };
+
   out.begin = {0};
   out.links.clear();
-  std::vector<const Edge*> last;  // the edges that end a least path to a vertex
+  // What part of a transfer comes by a vertex; the farthest is last.
+  std::map<std::pair<PathCost, size_t>, double> parts;
   const auto n = static_cast<size_t>(node);
   for (int d = first_device_[n]; d < first_device_[n + 1]; ++d) {
-    const VertexId vertex = cluster_.devices[static_cast<size_t>(d)].vertex;
     const size_t first = out.links.size();
-    const size_t target = local(vertex);
-    if (target == vertices.size() || vertices[target] != vertex) return false;
-    for (size_t v = target; v != source;) {
-      last.clear();
-      for (size_t e = begin[v]; e < begin[v + 1]; ++e) {
-        const Edge& edge = *entering[e];
-        if (cost[edge.from] == kUnreached) continue;
-        if (cost[edge.from] + edge.cost == cost[v]) last.push_back(&edge);
+    const size_t target =
+        reached.Find(cluster_.devices[static_cast<size_t>(d)].vertex);
+    if (target == reached.vertices.size()) return false;
+    parts = {{{reached.cost[target], target}, 1}};
+    while (!parts.empty()) {
+      const auto [at, part] = *std::prev(parts.end());
+      parts.erase(std::prev(parts.end()));
+      const size_t v = at.second;
+      if (v == reached.source) continue;
+      const std::vector<const Edge*>& fork = last[v];
+      if (fork.empty()) return false;
+      const auto take = [&](const Edge& edge, double share) {
+        out.links.push_back({edge.link, share});
+        parts[{reached.cost[edge.from], edge.from}] += share;
+      };
+      if (!is_cut(v)) {
+        take(*fork[local_index % fork.size()], part);
+        continue;
       }
-      if (last.empty()) return false;
-      const Edge& edge = *last[local_index % last.size()];
-      out.links.push_back(edge.link);
-      v = edge.from;
+      for (const Edge* edge : fork) {
+        take(*edge, part / static_cast<double>(fork.size()));
+      }
     }
     std::reverse(out.links.begin() + static_cast<int64_t>(first),
                  out.links.end());
     out.begin.push_back(out.links.size());
   }
   return true;
+}
+
+const NearestNics& Router::NicsOf(DeviceId device) const {
+  const auto home = static_cast<size_t>(cluster_.devices[device.index()].node);
+  const auto local = static_cast<uint64_t>(device.value - first_device_[home]);
+  const uint64_t key =
+      local << 32 | static_cast<uint64_t>(class_of_node_[home]);
+  {
+    std::shared_lock lock(mutex_);
+    if (auto found = nics_.find(key); found != nics_.end()) {
+      return *found->second;
+    }
+  }
+  // Computed outside the lock; a second thread's equal result is dropped.
+  const int node = static_cast<int>(home);
+  std::vector<VertexId> nics;  // that join the node to others
+  for (LinkId id : links_of_node_[home]) {
+    const Link& link = cluster_.links[id.index()];
+    if (cluster_.vertices[link.from.index()].kind == VertexKind::kNic &&
+        NodeOf(link.from) == node && NodeOf(link.to) != node) {
+      nics.push_back(link.from);
+    }
+  }
+  std::ranges::sort(nics);
+  const auto repeated = std::ranges::unique(nics);
+  nics.erase(repeated.begin(), repeated.end());
+
+  const Reached reached = Reach(cluster_, device, links_of_node_[home]);
+  auto nearest = std::make_shared<NearestNics>();
+  PathCost least = kUnreached;
+  for (size_t i = 0; i < nics.size(); ++i) {
+    const PathCost& cost = reached.cost[reached.Find(nics[i])];
+    if (cost == kUnreached || least < cost) continue;
+    if (cost < least) nearest->numbers.clear();
+    least = cost;
+    nearest->numbers.push_back(static_cast<int>(i));
+  }
+  nearest->distance = {least.devices, least.bridges, least.picoseconds,
+                       least.hops};
+  std::unique_lock lock(mutex_);
+  return *nics_.try_emplace(key, std::move(nearest)).first->second;
 }
 
 }  // namespace tessera

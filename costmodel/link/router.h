@@ -8,10 +8,16 @@
 //      two, however the latencies are);
 //   3. the sum of the links' latencies;
 //   4. the number of links.
-// Bandwidths decide nothing, so that more of it moves no traffic. Paths that
-// are equal in all four are shared out over the sources: walking back from t,
-// of k links (by id) that end such a path, s takes the one at (its local index
-// on its node) mod k. So two GPUs and two NICs on one PCIe switch pair up.
+// Bandwidths decide nothing, so that more of it moves no traffic.
+//
+// Paths that are equal in all four fork, walking back from t, in k links:
+//   - on t's node, and where they lead back to different NICs of s's, each
+//     carries an equal part. (NCCL deals each GPU one of the NICs that are
+//     equally near, in turn: its graph/topo.cc.) So whatever NICs a node has,
+//     and whichever of them failed, those that are equally near to its devices
+//     carry the same;
+//   - elsewhere, and within a node, s takes the one (by id) at (its local index
+//     on its node) mod k: so they are shared out over the sources.
 //
 // A route stays within the nodes of s and t and the network between them where
 // such a path exists: no third host forwards. So routes depend on the cluster
@@ -23,6 +29,7 @@
 //
 // Thread-safe: const methods may run concurrently.
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -34,6 +41,20 @@
 
 namespace tessera {
 
+// A link of a route, and what part of a transfer crosses it.
+struct RouteLink {
+  LinkId link;
+  double share = 1;
+  bool operator==(const RouteLink&) const = default;
+};
+
+// The NICs by which a device's transfers leave its node and enter it where
+// their way beyond does not matter.
+struct NearestNics {
+  std::vector<int> numbers;              // among the NICs of the node, by id
+  std::array<int64_t, 4> distance = {};  // what paths are compared by, in order
+};
+
 class Router {
  public:
   // `cluster` must be valid, and outlive this unchanged.
@@ -41,24 +62,29 @@ class Router {
   Router(const Router&) = delete;
   Router& operator=(const Router&) = delete;
 
-  // The links from `from` to `to` in order; empty when they are the same.
-  std::vector<LinkId> Route(DeviceId from, DeviceId to) const;
+  // The links from `from` to `to` in order (of the paths' own, where there are
+  // several); empty when they are the same.
+  std::vector<RouteLink> Route(DeviceId from, DeviceId to) const;
   // The same into `links`, whose memory is used again.
-  void Route(DeviceId from, DeviceId to, std::vector<LinkId>& links) const;
+  void Route(DeviceId from, DeviceId to, std::vector<RouteLink>& links) const;
+
+  // None where nodes are joined otherwise. The reference holds for the life of
+  // this.
+  const NearestNics& NicsOf(DeviceId device) const;
 
   // The node whose devices alone reach a vertex without crossing a NIC, NICs
   // included; -1: the network between the nodes.
   int NodeOf(VertexId vertex) const { return owner_[vertex.index()]; }
 
-  // The sum of latencies along `route`.
-  Duration Latency(std::span<const LinkId> route) const;
+  // The sum of latencies along `route`, whose paths take equally long.
+  Duration Latency(std::span<const RouteLink> route) const;
 
  private:
   // The routes of one device to the devices of one node: those to the node's
   // i-th device are links[begin[i]] to links[begin[i + 1] - 1].
   struct RoutesToNode {
     std::vector<size_t> begin;
-    std::vector<LinkId> links;
+    std::vector<RouteLink> links;
   };
   // A link, as a number among those of the source's or the target's node, or
   // else its id.
@@ -66,6 +92,7 @@ class Router {
     enum Among : uint8_t { kSource, kTarget, kAll };
     Among among = kAll;
     size_t number = 0;
+    double share = 1;
   };
   // RoutesToNode for all nodes alike.
   struct Pattern {
@@ -100,6 +127,9 @@ class Router {
   mutable std::unordered_map<uint64_t, std::shared_ptr<const Pattern>> alike_;
   // These: by device and node.
   mutable std::unordered_map<uint64_t, std::shared_ptr<const Pattern>> single_;
+  // By local index of the device and class of its node.
+  mutable std::unordered_map<uint64_t, std::shared_ptr<const NearestNics>>
+      nics_;
 };
 
 }  // namespace tessera

@@ -82,7 +82,7 @@ Flows FindFlows(const Pricer& pricer, const TaskGraph& tasks,
         task.kind == TaskKind::kSend ? view.peer->group : GroupId();
     const auto [it, is_new] =
         known.try_emplace({task.kind, task.comm, task.group, peer, task.axes,
-                           pricer.Payload(view), costs[t].duration},
+                           PayloadOf(view), costs[t].duration},
                           static_cast<int>(flows.uses.size()));
     if (is_new) {
       flows.uses.push_back(pricer.LinkUses(view, costs[t].duration));
@@ -414,7 +414,7 @@ Bytes MovedBytes(const Pricer& pricer, const TaskGraph& tasks) {
   ForEachTask(pricer, tasks, [&](const TaskView& view) {
     const Task& task = *view.task;
     if (task.kind != TaskKind::kComm && task.kind != TaskKind::kSend) return;
-    const __int128 payload = pricer.Payload(view).value;
+    const __int128 payload = PayloadOf(view).value;
     if (task.kind == TaskKind::kSend) {
       moved += payload * std::ssize(view.peer_group->devices);
       return;
@@ -514,11 +514,12 @@ Timeline LongestPath(const TaskGraph& tasks, std::span<const TaskCost> costs) {
   return timeline;
 }
 
-Result<Timeline> Simulator::Run(const TaskGraph& tasks) {
-  const std::vector<TaskCost> costs = PriceTasks(pricer_, tasks);
-  if (!options_.share_links) return LongestPath(tasks, costs);
+Timeline Simulate(const Pricer& pricer, const TaskGraph& tasks,
+                  SimulationOptions options) {
+  const std::vector<TaskCost> costs = PriceTasks(pricer, tasks);
+  if (!options.share_links) return LongestPath(tasks, costs);
   const std::vector<int> streams = StreamsOf(tasks);
-  const Flows flows = FindFlows(pricer_, tasks, costs, streams);
+  const Flows flows = FindFlows(pricer, tasks, costs, streams);
   const Contention contention = FindContention(flows.uses, flows.streams);
   if (!contention.possible()) return LongestPath(tasks, costs);
   return FluidRun(tasks, costs, streams, flows.of_task, contention).Run();

@@ -1,5 +1,6 @@
 #pragma once
-// Simulator: runs a task graph with a clock.
+// The simulator: runs a task graph with a clock, as the runtime
+// (runtime/executor.h) runs it with kernels.
 //
 // A task starts at max(end of the task before it in its stream, ends of its
 // dependencies) and takes the time that the Pricer gives it. A stream is
@@ -15,13 +16,14 @@
 // whole picoseconds. Where no link is ever asked for more than it has, the
 // timeline is the unshared one, to the picosecond.
 //
-// Deterministic. Spans are in issue order with rank -1.
+// Deterministic, without state. Spans are in issue order with rank -1.
 
+#include <span>
 #include <vector>
 
 #include "costmodel/price.h"
-#include "planner/base/result.h"
-#include "planner/lower/executor.h"
+#include "costmodel/profile/profile_db.h"
+#include "planner/base/units.h"
 #include "planner/lower/task_graph.h"
 #include "planner/lower/timeline.h"
 
@@ -31,19 +33,9 @@ struct SimulationOptions {
   bool share_links = true;
 };
 
-class Simulator : public Executor {
- public:
-  // `pricer` outlives this.
-  explicit Simulator(const Pricer& pricer, SimulationOptions options = {})
-      : pricer_(pricer), options_(options) {}
-
-  // Never fails. Safe to call from several threads.
-  Result<Timeline> Run(const TaskGraph& tasks) override;
-
- private:
-  const Pricer& pricer_;
-  SimulationOptions options_;
-};
+// One training step.
+Timeline Simulate(const Pricer& pricer, const TaskGraph& tasks,
+                  SimulationOptions options = {});
 
 // The price of every task.
 std::vector<TaskCost> PriceTasks(const Pricer& pricer, const TaskGraph& tasks);

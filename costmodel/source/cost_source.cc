@@ -4,6 +4,9 @@
 #include <cmath>
 #include <vector>
 
+#include "planner/plan/graph_index.h"
+#include "planner/plan/sequence_order.h"
+
 namespace tessera {
 namespace {
 
@@ -217,6 +220,27 @@ std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
 }
 
 }  // namespace
+
+void SetWork(const OpDef& op, const Node* node, const OpCall& call,
+             const Stack& stack, CostQuery& query) {
+  query.flops = CallFlops(op, call);
+  if (query.op_class == OpClass::kMatmul) query.matmul = MatmulShapeOf(call);
+  if (query.op_class != OpClass::kAttention) return;
+  query.attention = AttentionShapeOf(call);
+  query.backward = IsAttentionBackward(op);
+  const auto all = [&](char letter) { return Range{0, call.Extent(letter)}; };
+  query.attention->pairs = static_cast<double>(
+      SeenPairs(all(kSequenceFactor), all(kKeyFactor), MaskOf(*node)));
+  if (stack.attention == StackAttention::kUnfused) {
+    // Between the products forward has a softmax (2 passes) and dropout (2,
+    // and a mask of one byte), backward their gradients: 2.5 and 3, as the
+    // softmax's reads its result, too.
+    query.score_passes = query.backward ? 5.5 : 4.5;
+  }
+  if (stack.attention == StackAttention::kFlash1) {
+    query.attention_kernel = AttentionKernel::kFlash1;
+  }
+}
 
 std::span<const CostSourceRow> CostSources() {
   static constexpr CostSourceRow kTable[] = {

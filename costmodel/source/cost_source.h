@@ -39,7 +39,9 @@
 #include "costmodel/source/kernel_time.h"
 #include "planner/base/units.h"
 #include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
 #include "planner/ir/op.h"
+#include "planner/ir/stack.h"
 
 namespace tessera {
 
@@ -91,6 +93,12 @@ struct CostSourceRow {
   std::optional<Cost> (*price)(const CostQuery& query,
                                const ProfileDb* profile);
 };
+
+// Of a query of the call's class of operator, what the call has to do: its
+// operations, and the shapes of a matrix product or an attention, which has a
+// node and which the stack may do unfused.
+void SetWork(const OpDef& op, const Node* node, const OpCall& call,
+             const Stack& stack, CostQuery& query);
 
 // In order of trust; the last one always answers.
 std::span<const CostSourceRow> CostSources();

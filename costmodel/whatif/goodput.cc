@@ -51,6 +51,7 @@ RunCost CostOfRun(double tokens, double tokens_per_step,
   run.steps = std::ceil(tokens / tokens_per_step);
   const double hours = run.steps * seconds_per_step / 3600;
   run.days = hours / 24;
+  if (!std::isfinite(hours)) return run;
   if (usd_per_hour) run.usd = *usd_per_hour * hours;
   if (watts) run.kwh = *watts * hours / 1000;
   return run;

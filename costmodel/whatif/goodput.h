@@ -35,15 +35,16 @@ struct Goodput {
   double interval = 0;  // s of work between checkpoints; 0: none
   double saving = 0;    // share of the time that goes into checkpoints
   double fraction = 1;  // of steps that count, of all time
-  double seconds_per_step = 0;  // all in all
+  // All in all; infinite where no step ever counts.
+  double seconds_per_step = 0;
 };
 Goodput GoodputOf(const GoodputInput& input);
 
 // Of a run of `tokens`, from what one step takes. Prices in USD, power in W;
-// nothing where it is not known.
+// nothing where it is not known, or the run never ends.
 struct RunCost {
   double steps = 0;
-  double days = 0;
+  double days = 0;  // infinite where no step ever counts
   std::optional<double> usd;
   std::optional<double> kwh;
 };

@@ -48,6 +48,15 @@ Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
 }  // namespace
 
 Result<Plan> PlanForCell(Case& of, const GridOptions& options) {
+  const DType dtype = of.graph->dtype;
+  if (options.predict.training.stochastic_rounding &&
+      dtype != DType::kBFloat16) {
+    return Error{ErrorCode::kInfeasible,
+                 "stochastic rounding is of parameters in bf16, and these are "
+                 "in " +
+                     std::string(NameOf(dtype)),
+                 ""};
+  }
   if (options.replan) return BestPlan(of, options.predict, *options.replan);
   if (options.plan == nullptr) return PlanOf(of);
   const size_t used = World(*options.plan).devices.size();
@@ -79,11 +88,21 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
   const Watch& watch = options.predict.watch;
   std::atomic<size_t> next = 0;
   std::atomic<size_t> done = 0;
+  const auto cells_done = [&] {
+    return std::to_string(done) + " of " + std::to_string(cells.size()) +
+           " cells are done";
+  };
+  GridOptions counting = options;  // says behind the cells what one is at
+  if (cells.size() > 1) {
+    counting.predict.watch.hears = [&](const std::string& text) {
+      watch.Tell(cells_done() + "; " + text);
+    };
+  }
   OnThreads(options.threads, [&] {
     for (size_t i = next++; i < cells.size(); i = next++) {
       if (watch.stopped()) return;
       Cell& cell = cells[i];
-      auto run = RunCell(scenarios[i], options, models, cell);
+      auto run = RunCell(scenarios[i], counting, models, cell);
       if (watch.stopped() && (!run || options.replan)) {
         cell = {};  // The best of what there was time for is no answer.
         return;
@@ -99,8 +118,8 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
         }
       }
       cell.done = true;
-      watch.Tell(std::to_string(++done) + " of " +
-                 std::to_string(cells.size()) + " cells are done");
+      ++done;
+      watch.Tell(cells_done());
     }
   });
   if (error) return *error;

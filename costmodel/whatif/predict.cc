@@ -1,6 +1,7 @@
 #include "costmodel/whatif/predict.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "planner/plan/matrix_form.h"
@@ -135,6 +136,12 @@ double DataBytes(const Graph& graph) {
     if (name == "images" || name == "patches") label = 1;
   }
   return bytes + label * static_cast<double>(graph.global_batch);
+}
+
+std::string_view EndlessText(const Prediction& prediction) {
+  if (!prediction.run || std::isfinite(prediction.run->days)) return "";
+  return "the run never ends: devices fail sooner than steps are saved "
+         "(device.mtbf)";
 }
 
 FullestDevice FullestOf(const Cluster& cluster, const Plan& plan,

@@ -100,6 +100,9 @@ std::vector<StepPart> BindingParts(const Prediction& prediction);
 Prediction Predict(const Case& of, const Plan& plan,
                    const PredictOptions& options);
 
+// Why the run that was asked for never ends, where it does not; else empty.
+std::string_view EndlessText(const Prediction& prediction);
+
 // Bytes of parameters and optimizer state that a checkpoint keeps: fp32 weights
 // and, with AdamW, two moments (Rajbhandari et al. 2020: 12 bytes a parameter).
 double CheckpointBytes(const Graph& graph, const TrainingOptions& training);

@@ -157,8 +157,9 @@ Result<Scaling> ScalingOf(const Scenario& scenario,
     one.predict.watch.Tell("scaling to " + std::to_string(nodes * per_node) +
                            " devices");
     const Scenario at = AtNodes(scenario, base, first, nodes, question.weak);
-    TESSERA_TRY(std::vector<Cell> cells, RunScenarios({at}, one, models));
-    ScalingPoint point = {nodes, nodes * per_node, std::move(cells.front())};
+    auto cells = RunScenarios({at}, one, models);
+    if (!cells) return cells.error().At("scaling");
+    ScalingPoint point = {nodes, nodes * per_node, std::move(cells->front())};
     const bool runs = Runs(point.cell);
     if (runs) {
       const ScalingPoint& start =
@@ -238,8 +239,17 @@ Result<Cheapest> CheapestOf(const Scenario& scenario,
       offer.refused = cell.problem;
     } else if (!Runs(cell)) {
       offer.refused = cell.prediction->evaluation.violations.front();
+    } else if (const std::string_view why = EndlessText(*cell.prediction);
+               !why.empty()) {
+      offer.refused = why;
     } else if (!cell.prediction->run->usd) {
       offer.refused = "no price: --set device.price=…USD/h";
+      if (clusters.size() > 1) {
+        offer.refused +=
+            " gives all clusters one; for unlike ones write each by 'tessera "
+            "discover --cluster NAME -o FILE' and set price_usd_per_hour of "
+            "its upkeep";
+      }
     } else if (days > 0 && cell.prediction->run->days > days) {
       offer.refused = "too slow";
     } else if (!result.best ||

@@ -18,6 +18,8 @@
 #include "planner/io/importer.h"
 #include "planner/io/json_value.h"
 #include "planner/io/onnx.h"
+#include "planner/io/proto_endings.h"
+#include "planner/plan/idle_keys.h"
 #include "planner/topology/stacks.h"
 
 namespace tessera {
@@ -137,7 +139,7 @@ Result<void> Apply(const Setting& setting, Draft& draft) {
   return {};
 }
 
-// "NAME[:NODES[xGPUS]][@NETWORK]" with other counts.
+// "NAME[:NODES[xGPUS]][@NETWORK]" with other counts. REQUIRES: no mixture.
 std::string WithCounts(const Draft& draft) {
   const size_t at = std::min(draft.cluster.find('@'), draft.cluster.size());
   const std::string machine = draft.cluster.substr(0, at);
@@ -156,19 +158,20 @@ std::string WithCounts(const Draft& draft) {
          (gpus.empty() ? "" : "x" + gpus) + draft.cluster.substr(at);
 }
 
-bool IsClusterFile(const std::string& text) {
-  return text.ends_with(".txtpb") || text.ends_with(".json") ||
-         text.ends_with(".pb");
-}
-
 std::string NodesText(const Cluster& cluster) {
   const int nodes = cluster.num_nodes();
   return std::to_string(nodes) + (nodes == 1 ? " node" : " nodes");
 }
 
 Result<Cluster> LoadFor(const Draft& draft, std::vector<std::string>& notes) {
-  if (!IsClusterFile(draft.cluster)) {
+  if (!HasProtoFileEnding(draft.cluster)) {
     if (!draft.nodes && !draft.gpus) return LoadCluster(draft.cluster);
+    if (draft.cluster.find('+') != std::string::npos) {
+      return InvalidInput("the nodes of '" + draft.cluster +
+                              "' are unlike: expected their numbers in the "
+                              "cluster's name alone",
+                          draft.nodes ? "nodes" : "gpus");
+    }
     return LoadCluster(WithCounts(draft));
   }
   TESSERA_TRY(Cluster cluster, LoadCluster(draft.cluster));
@@ -295,6 +298,12 @@ Result<void> ApplyField(const Setting& setting, Cluster& cluster,
     if (error.where != field.path) error.message = error.ToString();
     return Error{error.code, error.message, ""};
   }
+  if (!std::ranges::equal(cluster.link_types, changed->link_types, {},
+                          &LinkType::slowness, &LinkType::slowness)) {
+    notes.push_back(setting.path +
+                    ": changes only collectives that a --profile has the time "
+                    "of; link.bandwidth changes the others, and --slow both");
+  }
   cluster = *std::move(changed);
   return {};
 }
@@ -341,7 +350,11 @@ Result<void> ResolveModel(const Setting& setting, const JsonValue& config,
         return InvalidInput("is " + before.ToString() + ", not a number");
       }
       value.kind = JsonValue::Kind::kNumber;
-      value.number = std::round(before.number * amount.value);
+      value.number = before.number * amount.value;
+      // Layers and heads are counted; rates are not.
+      if (before.number == std::floor(before.number)) {
+        value.number = std::round(value.number);
+      }
       break;
     case Dimension::kText:
       if (amount.text == "true" || amount.text == "false") {
@@ -421,6 +434,23 @@ Result<ModelCache::Model> ImportFor(const Scenario& scenario,
 Error Infeasible(Error error) {
   error.code = ErrorCode::kInfeasible;
   return error;
+}
+
+// The plan of the case's strategy on a cluster of its own, without idle keys
+// where the case may drop them; then it has the notes of that.
+Result<Plan> PlanOn(const Cluster& cluster, const Strategy& strategy,
+                    Case& of) {
+  if (!of.drops_idle_keys) {
+    return PlanFromStrategy(*of.index, cluster, strategy);
+  }
+  std::vector<std::string> notes;
+  const Strategy without = WithoutIdleKeys(*of.index, cluster, strategy, notes);
+  if (const auto idle = FirstIdleKey(without)) {
+    return InvalidInput("has no effect: " + idle->why, idle->key);
+  }
+  auto plan = PlanFromStrategy(*of.index, cluster, without);
+  if (plan) of.notes.insert(of.notes.end(), notes.begin(), notes.end());
+  return plan;
 }
 
 }  // namespace
@@ -547,6 +577,7 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
   }
   TESSERA_RETURN_IF_ERROR(Fail(scenario.failed, made.cluster, made.notes));
   made.degraded = !scenario.failed.empty();
+  made.drops_idle_keys = scenario.drops_idle_keys;
   TESSERA_TRY(const ModelCache::Model model,
               ImportFor(scenario, draft, made.cluster, models));
   made.graph = model.graph;
@@ -564,10 +595,11 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
 }
 
 Result<Plan> PlanOf(Case& of) {
-  const auto parsed = ParseStrategy(of.strategy);
+  const auto parsed = of.drops_idle_keys ? ReadStrategy(of.strategy)
+                                         : ParseStrategy(of.strategy);
   if (!parsed) return Infeasible(parsed.error().At("strategy"));
   const Strategy& strategy = *parsed;
-  auto plan = PlanFromStrategy(*of.index, of.cluster, strategy);
+  auto plan = PlanOn(of.cluster, strategy, of);
   if (plan) return plan;
   if (!of.degraded || strategy.dp > 0) return Infeasible(plan.error());
   size_t replica = 1;
@@ -577,7 +609,7 @@ Result<Plan> PlanOf(Case& of) {
   }
   for (size_t dp = of.cluster.devices.size() / replica; dp > 0; --dp) {
     Cluster used = FirstDevices(of.cluster, dp * replica);
-    auto smaller = PlanFromStrategy(*of.index, used, strategy);
+    auto smaller = PlanOn(used, strategy, of);
     if (!smaller) continue;
     const size_t spare = of.cluster.devices.size() - used.devices.size();
     of.notes.push_back("dp=" + std::to_string(dp) +

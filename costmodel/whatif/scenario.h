@@ -82,6 +82,9 @@ struct Scenario {
   std::vector<Setting> settings;        // in order
   std::vector<std::string> failed;      // degrade.h
   std::vector<Setting> slow;            // part, factor
+  // One of many with the same strategy: where a key of it has no effect, it is
+  // dropped with a note (planner/plan/idle_keys.h), else that is an error.
+  bool drops_idle_keys = false;
 };
 
 struct Case {
@@ -90,6 +93,7 @@ struct Case {
   std::shared_ptr<const GraphIndex> index;
   std::string strategy;            // with its settings
   bool degraded = false;           // parts failed: devices may stand by
+  bool drops_idle_keys = false;    // as the scenario says
   std::vector<std::string> notes;  // what was done that a reader should know
 };
 

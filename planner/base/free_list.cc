@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "planner/base/divide.h"
+
 namespace tessera {
 
 std::optional<int64_t> FreeList::TakeGap(int64_t bytes) {
@@ -57,8 +59,7 @@ void FreeList::Add(int64_t offset, int64_t bytes) {
 }
 
 int64_t FreeList::Rounded(int64_t bytes) const {
-  return (std::max(bytes, int64_t{1}) + alignment_ - 1) / alignment_ *
-         alignment_;
+  return RoundUp(std::max(bytes, int64_t{1}), alignment_);
 }
 
 void FreeList::Insert(int64_t offset, int64_t bytes) {

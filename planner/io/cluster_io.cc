@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
+#include "planner/base/append.h"
 #include "planner/base/indexed.h"
+#include "planner/io/proto_endings.h"
 #include "planner/io/proto_field_io.h"
 #include "planner/io/proto_file_io.h"
 #include "planner/topology/topologies.h"
@@ -360,8 +363,9 @@ std::string AsInFile(std::string_view where) {
     const std::string_view name = part.substr(0, part.find('['));
     const auto* const field = FieldInFile(*type, std::string(name));
     TESSERA_CHECK(field != nullptr) << type->name() << " has no " << name;
-    in_file += (in_file.empty() ? "" : ".") + std::string(field->name()) +
-               std::string(part.substr(name.size()));
+    AppendTo(
+        in_file, ".",
+        std::string(field->name()) + std::string(part.substr(name.size())));
     type = field->message_type();
   }
   return in_file;
@@ -421,7 +425,13 @@ Result<void> WriteCluster(const std::string& path, const Cluster& cluster) {
 Result<Cluster> LoadCluster(std::string_view spec_or_path) {
   const std::string path(spec_or_path);
   if (HasProtoFileEnding(path)) return ReadCluster(path);
-  return MakeCluster(spec_or_path);
+  auto preset = MakeCluster(spec_or_path);
+  std::error_code unreadable;
+  if (preset || !std::filesystem::exists(path, unreadable)) return preset;
+  return InvalidInput(
+      "no preset, and no cluster file by its ending: expected " +
+          ProtoEndings(),
+      path);
 }
 
 }  // namespace tessera

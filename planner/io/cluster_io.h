@@ -38,8 +38,9 @@ std::vector<std::string> ClusterFieldPaths();
 // `where` is the field of the file, "link_types[1].bandwidth_bytes_per_second".
 Result<void> CheckCluster(const Cluster& cluster);
 
-// A cluster file when `spec_or_path` ends like one (.txtpb, .json, .pb), else
-// a preset such as "dgx-h200:1x1" (planner/topology/topologies.h).
+// A cluster file when `spec_or_path` ends like one (proto_endings.h), else a
+// preset such as "dgx-h200:1x1" (planner/topology/topologies.h). Of a file that
+// ends otherwise the error names the endings.
 Result<Cluster> LoadCluster(std::string_view spec_or_path);
 
 }  // namespace tessera

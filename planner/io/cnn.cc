@@ -2,6 +2,7 @@
 // is Tessera's own, docs/models.md describes it: layers are lines of words, or
 // objects that hold layers.
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <span>
@@ -109,6 +110,10 @@ constexpr LayerKind kKinds[] = {
     {"classifier", "classifier"},
 };
 
+// Of an object, besides "name".
+constexpr std::string_view kKeys[] = {"layers", "branches", "residual",
+                                      "auxiliary"};
+
 class Reader {
  public:
   struct Auxiliary {
@@ -166,34 +171,47 @@ class Reader {
     const std::string own = item.Field("name").text;
     const std::string path =
         own.empty() ? name : (prefix.empty() ? own : prefix + "." + own);
-    for (const auto& [key, value] : item.fields) {
-      if (key == "name") continue;
-      if (key == "layers") return Layers(path, value, x, inside);
-      if (key == "branches") {
-        Begin(path, inside);
-        std::vector<Features> ends;
-        for (size_t i = 0; i < value.items.size() && !failed_; ++i) {
-          Append(path + "." + std::to_string(i), value.items[i], x, ends);
-        }
-        if (!failed_ && ends.size() < 2) Wrong(path, "expected branches");
-        return failed_ ? x : model_.Concat(path, ends);
+    const std::string key = KeyOf(path, item);
+    if (failed_) return x;
+    const JsonValue& value = item.Field(key);
+    if (key == "layers") return Layers(path, value, x, inside);
+    Begin(path, inside);
+    if (key == "branches") {
+      std::vector<Features> ends;
+      for (size_t i = 0; i < value.items.size() && !failed_; ++i) {
+        Append(path + "." + std::to_string(i), value.items[i], x, ends);
       }
-      if (key == "residual") {
-        Begin(path, inside);
-        const Features y = Layers(path, value, x, true);
-        return failed_ ? x : model_.Add(path + ".add", y, x);
-      }
-      if (key == "auxiliary") {
-        Begin(path, inside);
-        const Features logits = Layers(path, value, x, true);
-        if (!failed_) auxiliary_.push_back({path, logits});
-        return x;
-      }
-      Wrong(path, "unknown key '" + key +
-                      "'; known: name, layers, branches, residual, auxiliary");
-      return x;
+      if (!failed_ && ends.size() < 2) Wrong(path, "expected branches");
+      return failed_ ? x : model_.Concat(path, ends);
     }
+    if (key == "residual") {
+      const Features y = Layers(path, value, x, true);
+      return failed_ ? x : model_.Add(path + ".add", y, x);
+    }
+    const Features logits = Layers(path, value, x, true);
+    if (!failed_) auxiliary_.push_back({path, logits});
     return x;
+  }
+
+  // What an object is of, its one key besides the name.
+  std::string KeyOf(const std::string& path, const JsonValue& item) {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : item.fields) {
+      if (key != "name") keys.push_back(key);
+    }
+    const auto unknown = std::ranges::find_if(keys, [](const auto& key) {
+      return std::ranges::count(kKeys, key) == 0;
+    });
+    if (unknown != keys.end()) {
+      Wrong(path, "unknown key '" + *unknown +
+                      "'; known: name, layers, branches, residual, auxiliary");
+    } else if (keys.empty()) {
+      Wrong(path, "expected layers, branches, residual or auxiliary");
+    } else if (keys.size() > 1) {
+      Wrong(path, "has the keys '" + keys[0] + "' and '" + keys[1] +
+                      "': expected one of them");
+    }
+    return keys.empty() ? "" : keys[0];
   }
 
   // A branch; one that ends in branches ends in all of theirs.
@@ -204,8 +222,11 @@ class Reader {
     if (!front.items.empty() &&
         front.items.back().fields.contains("branches")) {
       last = front.items.back().Field("branches");
+      KeyOf(path + "." + std::to_string(front.items.size() - 1),
+            front.items.back());
       front.items.pop_back();
     }
+    if (failed_) return;
     if (list.kind == JsonValue::Kind::kArray && list.items.empty()) {
       ends.push_back(x);  // the input itself
       return;

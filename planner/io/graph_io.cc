@@ -9,6 +9,7 @@
 #include "planner/base/indexed.h"
 #include "planner/base/table.h"
 #include "planner/io/json_value.h"
+#include "planner/io/proto_endings.h"
 #include "planner/io/proto_file_io.h"
 #include "proto/graph.pb.h"
 
@@ -447,8 +448,9 @@ Result<void> WriteGraph(const std::string& path, const Graph& graph) {
 }
 
 bool IsGraphFile(const std::string& path) {
-  if (path.ends_with(".txtpb") || path.ends_with(".pb")) return true;
-  if (!path.ends_with(".json") || !IsRegularFile(path)) return false;
+  const auto encoding = ProtoEncodingOf(path);
+  if (encoding != ProtoEncoding::kJson) return encoding.has_value();
+  if (!IsRegularFile(path)) return false;
   const auto value = ReadJson(path);
   return value.has_value() && value->fields.contains("schema_version");
 }

@@ -19,7 +19,8 @@ Result<Graph> ReadGraph(const std::string& path);
 // REQUIRES: `graph` is a forward graph, as before Differentiate.
 Result<void> WriteGraph(const std::string& path, const Graph& graph);
 
-// The importer's row: a .txtpb or .pb file, or a .json with a schema_version.
+// The importer's row: a file in text or binary by its ending, or a .json with a
+// schema_version.
 bool IsGraphFile(const std::string& path);
 // ReadGraph; an error where an option is given that the file does not have.
 Result<Graph> ImportGraph(const std::string& path,

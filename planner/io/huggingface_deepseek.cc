@@ -149,13 +149,11 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   }
   model.BeginBlock("head");
   x = model.RmsNorm("model.norm", x, epsilon);
-  if (head.kind != HeadKind::kOwn) {
-    return model.Finish(head, x, options.seq_len, hidden, stddev);
-  }
-  const TensorId matrix =
-      tied ? embedding
-           : model.Matrix("lm_head.weight", {vocabulary.rows, hidden}, stddev);
-  return model.Finish("lm_head", x, matrix, vocabulary);
+  return model.FinishDecoder(head, x,
+                             {.tied_to = tied ? embedding : TensorId(),
+                              .vocabulary = vocabulary,
+                              .width = hidden,
+                              .stddev = stddev});
 }
 
 }  // namespace

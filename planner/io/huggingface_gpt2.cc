@@ -71,13 +71,11 @@ Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options) {
   }
   model.BeginBlock("head");
   x = model.LayerNorm("ln_f", x, epsilon);
-  if (head.kind != HeadKind::kOwn) {
-    return model.Finish(head, x, options.seq_len, hidden, stddev);
-  }
-  const TensorId matrix =
-      tied ? wte
-           : model.Matrix("lm_head.weight", {vocabulary.rows, hidden}, stddev);
-  return model.Finish("lm_head", x, matrix, vocabulary);
+  return model.FinishDecoder(head, x,
+                             {.tied_to = tied ? wte : TensorId(),
+                              .vocabulary = vocabulary,
+                              .width = hidden,
+                              .stddev = stddev});
 }
 
 }  // namespace tessera

@@ -72,14 +72,12 @@ Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options) {
   }
   model.BeginBlock("head");
   x = model.LayerNorm("gpt_neox.final_layer_norm", x, epsilon);
-  if (head.kind != HeadKind::kOwn) {
-    return model.Finish(head, x, options.seq_len, hidden, stddev);
-  }
-  const TensorId matrix =
-      tied
-          ? embedding
-          : model.Matrix("embed_out.weight", {vocabulary.rows, hidden}, stddev);
-  return model.Finish("embed_out", x, matrix, vocabulary);
+  return model.FinishDecoder(head, x,
+                             {.name = "embed_out",
+                              .tied_to = tied ? embedding : TensorId(),
+                              .vocabulary = vocabulary,
+                              .width = hidden,
+                              .stddev = stddev});
 }
 
 }  // namespace tessera

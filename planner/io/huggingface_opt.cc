@@ -91,13 +91,11 @@ Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options) {
     x = model.Linear(decoder + "project_out", x, "o", "i", {width, hidden},
                      projection);
   }
-  if (head.kind != HeadKind::kOwn) {
-    return model.Finish(head, x, options.seq_len, width, stddev);
-  }
-  const TensorId matrix =
-      tied ? tokens
-           : model.Matrix("lm_head.weight", {vocabulary.rows, width}, stddev);
-  return model.Finish("lm_head", x, matrix, vocabulary);
+  return model.FinishDecoder(head, x,
+                             {.tied_to = tied ? tokens : TensorId(),
+                              .vocabulary = vocabulary,
+                              .width = width,
+                              .stddev = stddev});
 }
 
 }  // namespace tessera

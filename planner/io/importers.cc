@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 
+#include "planner/base/append.h"
 #include "planner/base/system_error.h"
 #include "planner/base/table.h"
 #include "planner/io/graph_io.h"
@@ -72,7 +73,7 @@ Result<Graph> ImportModel(const std::string& path,
   std::string known;
   for (const Importer& importer : Importers()) {
     if (!importer.recognises(path)) {
-      known += (known.empty() ? "" : "; ") + std::string(importer.summary);
+      AppendTo(known, "; ", importer.summary);
       continue;
     }
     TESSERA_TRY(Graph graph, importer.import(path, options));

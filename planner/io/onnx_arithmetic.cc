@@ -27,6 +27,12 @@ bool OwnsSome(const Activation& x, const Dim& atoms) {
   });
 }
 
+// Among the dimensions of x's tensor.
+size_t PlaceOf(const Atom& atom, const Activation& x) {
+  const auto at = std::ranges::find(x.own, atom.id, &Atom::id);
+  return static_cast<size_t>(at - x.own.begin());
+}
+
 // A result has what an operand has: what all of them repeat, it repeats, too.
 // `to` is the letters of `own`, `from` the operands' rules.
 void LeaveRepeated(std::string_view from, std::vector<Atom>& own,
@@ -56,6 +62,14 @@ Result<Activation> Walk::Materialise(Activation x) {
   const std::string letters = Letters().Of(x.own);
   TESSERA_TRY(x.tensor, Apply(x.tensor, letters, x.f));
   x.f = nullptr;
+  return x;
+}
+
+Result<Activation> Walk::ForAnother(const OnnxNode& node, size_t i) {
+  TESSERA_TRY(Activation x, Computed(node, i));
+  if (x.f != nullptr && x.f->depth >= kMostDepth) {
+    return Materialise(std::move(x));
+  }
   return x;
 }
 
@@ -180,7 +194,7 @@ Result<void> Walk::Gelu(const OnnxNode& node) {
 }
 
 Result<void> Walk::Parametric(const OnnxNode& node) {
-  TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(Activation x, ForAnother(node, 0));
   const bool elu = node.op == "Elu";
   x.f = MakeExpression(elu ? ":elu" : ":leaky_relu",
                        {{{}, x.f}, {node.Float("alpha", elu ? 1 : 0.01), {}}},
@@ -265,7 +279,7 @@ bool Walk::HasRowForEachPlace(const OnnxNode& node, size_t i) const {
   const size_t rank = shape.size();
   // What is in front has extents of 1, and the other operand samples, too.
   return seq_len_ > 1 && (rank == 2 || (rank == 3 && shape[0] == 1)) &&
-         shape[rank - 2] == seq_len_ && ShapeOf(In(node, 1 - i)).size() > 2;
+         shape[rank - 2] == seq_len_ && ShapeOf(In(node, 1 - i)).size() == 3;
 }
 
 Result<Walk::NumberOrTensor> Walk::ElementOperand(const OnnxNode& node,
@@ -287,10 +301,7 @@ Result<Walk::NumberOrTensor> Walk::ElementOperand(const OnnxNode& node,
                        {shape[rank - 2], shape[rank - 1]}, "positions"));
     return NumberOrTensor{{}, std::move(rows)};
   }
-  TESSERA_TRY(Activation x, Computed(node, i));
-  if (x.f != nullptr && x.f->depth >= kMostDepth) {
-    TESSERA_TRY(x, Materialise(std::move(x)));
-  }
+  TESSERA_TRY(Activation x, ForAnother(node, i));
   return NumberOrTensor{{}, std::move(x)};
 }
 
@@ -378,10 +389,11 @@ Result<void> Walk::Align(const OnnxNode& node, size_t dims, Activation& x,
           HasSamples(x.own) != HasSamples(y.own) && OwnsSome(x, a) &&
           OwnsSome(y, b)) {
         return InvalidInput(
-            "a trained tensor of the file has a dimension of " +
+            "a tensor that no input makes has a dimension of " +
             std::to_string(sizes_.batch) +
             " places beside samples, which microbatches cut: expected 1 place, "
-            "or that the tensor is one of model.frozen, where they are equal");
+            "or that a tensor of the file is one of model.frozen, where they "
+            "are equal");
       }
       for (size_t i = 0; ExtentsOf(a) == ExtentsOf(b) && i < b.size(); ++i) {
         if (b[i].letter == 'b' || b[i].letter == 's') result.back()[i] = b[i];
@@ -802,11 +814,19 @@ std::vector<Attribute> ReshapeTo(std::span<const Atom> atoms) {
 Result<Activation> Walk::Joined(const OnnxNode& node, Activation x, size_t d) {
   if (x.dims[d].size() == 1) return x;
   TESSERA_TRY(x, Contiguous(node, std::move(x)));
+  const std::string name = AtomOf(node, "joint" + std::to_string(d) + "_" +
+                                            std::to_string(x.tensor.index()));
+  TESSERA_TRY(x, Merged(node, std::move(x), d));
+  const Atom joint = x.dims[d][0];
+  const size_t at = PlaceOf(joint, x);
+  return WithDim(node, std::move(x), d, at, name, joint.extent, joint.letter);
+}
+
+Result<Activation> Walk::Merged(const OnnxNode& node, Activation x, size_t d) {
+  TESSERA_TRY(x, Contiguous(node, std::move(x)));
   const Dim parts = x.dims[d];
   const auto front =
       static_cast<int64_t>(Flatten(std::span(x.dims).first(d)).size());
-  const std::string name = AtomOf(node, "joint" + std::to_string(d) + "_" +
-                                            std::to_string(x.tensor.index()));
   const Atom joint = {-1, Extent(parts), parts.empty() ? 'f' : parts[0].letter};
   for (const Atom& atom : parts) {
     if (atom.letter == 'b') return InvalidInput("joins samples and others");
@@ -827,8 +847,8 @@ Result<Activation> Walk::Joined(const OnnxNode& node, Activation x, size_t d) {
   x.tensor = builder_.Add1(
       "reshape", Unique(NameOf(node) + ".joint" + std::to_string(d)),
       {x.tensor}, rule + "->" + to, ReshapeTo({&joint, 1}));
-  return WithDim(node, std::move(x), d, static_cast<size_t>(front), name,
-                 joint.extent, joint.letter);
+  x.dims[d] = {joint};
+  return x;
 }
 
 Result<Activation> Walk::WithDim(const OnnxNode& node, Activation y, size_t d,
@@ -881,24 +901,32 @@ Result<Activation> Walk::SoftmaxOf(const OnnxNode& node, Activation x,
                                    size_t axis, bool log) {
   TESSERA_TRY(x, Materialise(std::move(x)));
   TESSERA_RETURN_IF_ERROR(CheckOwn(x, axis));
-  if (x.dims[axis].size() != 1 || x.own.size() > kMaxDims - 1) {
-    return InvalidInput("expected a softmax over one of at most 5 dimensions");
+  const bool several = x.dims[axis].size() != 1;
+  if (several) {
+    TESSERA_TRY(x, Merged(node, std::move(x), axis));
   }
-  if (x.dims[axis][0].letter == 'b') {
+  if (x.own.size() > kMaxDims - 1) {
+    return InvalidInput("expected a softmax of at most 5 dimensions, found " +
+                        std::to_string(x.own.size()));
+  }
+  const Atom over = x.dims[axis][0];
+  if (over.letter == 'b') {
     return InvalidInput(
         "a softmax over samples is not supported: batches are cut into "
         "microbatches");
   }
-  const int over = x.dims[axis][0].id;
   Letters letters("z");
   std::string rule;
   for (const Atom& atom : x.own) {
-    rule += atom.id == over ? "z" : letters.Of(std::span(&atom, 1));
+    rule += atom.id == over.id ? "z" : letters.Of(std::span(&atom, 1));
   }
   x.tensor =
       builder_.Add1(log ? "log_softmax" : "softmax", Unique(NameOf(node)),
                     {x.tensor}, rule + "->" + rule);
-  return x;
+  if (!several) return x;
+  const size_t at = PlaceOf(over, x);
+  return WithDim(node, std::move(x), axis, at, AtomOf(node, "over"),
+                 over.extent, over.letter);
 }
 
 Result<void> Walk::Reduce(const OnnxNode& node) {
@@ -1024,42 +1052,35 @@ Result<void> Walk::Slice(const OnnxNode& node) {
   TESSERA_TRY(const bool weight, CutWeight(node));
   if (weight) return {};
   TESSERA_TRY(Activation x, Computed(node, 0));
-  TESSERA_TRY(const std::vector<int64_t> starts, Ints(node, 1));
-  TESSERA_TRY(const std::vector<int64_t> ends, Ints(node, 2));
-  std::vector<int64_t> axes(starts.size());
-  std::iota(axes.begin(), axes.end(), 0);
-  if (Has(node, 3)) {
-    TESSERA_TRY(axes, Ints(node, 3));
+  std::vector<OnnxConstant> given(node.inputs.size());
+  std::vector<const OnnxConstant*> operands(node.inputs.size());
+  for (size_t i = 1; i < node.inputs.size(); ++i) {
+    if (!Has(node, i)) continue;
+    TESSERA_TRY(given[i], Constant(node, i));
+    operands[i] = &given[i];
   }
-  std::vector<int64_t> steps(starts.size(), 1);
-  if (Has(node, 4)) {
-    TESSERA_TRY(steps, Ints(node, 4));
-  }
-  if (ends.size() != starts.size() || axes.size() != starts.size() ||
-      steps.size() != starts.size()) {
-    return InvalidInput("its operands do not fit");
-  }
-  for (size_t i = 0; i < axes.size(); ++i) {
-    const auto d = AxisOf(axes[i], x.dims.size());
-    if (!d || steps[i] == 0) return InvalidInput("its operands do not fit");
-    const int64_t extent = Extent(x.dims[*d]);
-    const bool forward = steps[i] > 0;
-    const auto place = [&](int64_t at) {
-      if (at < 0) at += extent;
-      return std::clamp<int64_t>(at, forward ? 0 : -1,
-                                 forward ? extent : extent - 1);
-    };
-    const int64_t start = place(starts[i]);
-    const int64_t end = ends[i] < -extent && !forward ? -1 : place(ends[i]);
-    const int64_t room = forward ? end - start : start - end;
-    const int64_t step = std::abs(steps[i]);
-    const int64_t places = room > 0 ? (room - 1) / step + 1 : 0;
-    if (places == extent && forward) continue;
-    TESSERA_TRY(x, SliceOf(node, std::move(x), *d, start, steps[i], places,
-                           ".slice" + std::to_string(i) + "_"));
+  const Shape shape = ShapeOf(In(node, 0));
+  const auto slice = OnnxSliceOf(shape, operands);
+  if (!slice) return InvalidInput("its operands do not fit");
+  int cut = 0;  // dimensions, so far
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (slice->shape[d] == shape[d] && slice->step[d] > 0) continue;
+    TESSERA_TRY(
+        x, SliceOf(node, std::move(x), d, slice->first[d], slice->step[d],
+                   slice->shape[d], ".slice" + std::to_string(cut++) + "_"));
   }
   Set(node, ActivationValue(std::move(x)));
   return {};
+}
+
+Result<Activation> Walk::Padded(const OnnxNode& node, Activation x, size_t d,
+                                int64_t before, int64_t behind, double value) {
+  const int64_t places = before + Extent(x.dims[d]) + behind;
+  return Placed(node, std::move(x), d, places, "pad",
+                {{"before", Number(before)},
+                 {"places", Number(places)},
+                 {"value", value}},
+                ".pad");
 }
 
 Result<void> Walk::Pad(const OnnxNode& node) {
@@ -1087,26 +1108,33 @@ Result<void> Walk::Pad(const OnnxNode& node) {
   }
   for (size_t i = 0; i < axes.size(); ++i) {
     const auto d = AxisOf(axes[i], x.dims.size());
-    const int64_t before = pads[i];
-    const int64_t behind = pads[i + axes.size()];
+    int64_t before = pads[i];
+    int64_t behind = pads[i + axes.size()];
     if (!d) return InvalidInput("has no such dimension");
     if (before == 0 && behind == 0) continue;
-    if (before < 0 || behind < 0 || before > 65536 || behind > 65536) {
+    constexpr int64_t kMostPlaces = 65536;
+    if (std::min(before, behind) < -kMostElements ||
+        std::max(before, behind) > kMostPlaces) {
       return InvalidInput("expected up to 65536 places on each side");
     }
     TESSERA_TRY(x, Materialise(std::move(x)));
     TESSERA_TRY(x, Joined(node, std::move(x), *d));
-    const int64_t extent = Extent(x.dims[*d]);
-    const int64_t places = extent + before + behind;
+    // Fewer than none are cut off, and what is left is padded.
+    const int64_t cut = std::max<int64_t>(-before, 0);
+    const int64_t extent =
+        Extent(x.dims[*d]) - cut - std::max<int64_t>(-behind, 0);
+    before = std::max<int64_t>(before, 0);
+    behind = std::max<int64_t>(behind, 0);
+    if (extent != Extent(x.dims[*d])) {
+      TESSERA_TRY(x, SliceOf(node, std::move(x), *d, cut, 1, extent, ".crop"));
+    }
+    if (before == 0 && behind == 0) continue;
     if (mode == "constant") {
-      TESSERA_TRY(x, Placed(node, std::move(x), *d, places, "pad",
-                            {{"before", Number(before)},
-                             {"places", Number(places)},
-                             {"value", value}},
-                            ".pad"));
+      TESSERA_TRY(x, Padded(node, std::move(x), *d, before, behind, value));
       continue;
     }
     if (mode == "edge") {
+      const int64_t places = extent + before + behind;
       TESSERA_TRY(x, Resampled(node, std::move(x), *d, places, -Number(before),
                                1, /*linear=*/false));
       continue;
@@ -1183,8 +1211,10 @@ Result<void> Walk::Resize(const OnnxNode& node) {
     const auto d = AxisOf(axes[i], rank);
     if (!d) return InvalidInput("has no such dimension");
     const double in = Number(Extent(x.dims[*d]));
-    const double out =
-        sized ? given.values[i] : std::floor(in * given.values[i] + 1e-6);
+    // Scales are fp32, and so are products of them.
+    const double out = sized ? given.values[i]
+                             : std::floor(static_cast<float>(in) *
+                                          static_cast<float>(given.values[i]));
     const double scale = sized ? out / in : given.values[i];
     if (!(out >= 1 && out <= kMostElements && scale > 0)) {
       return InvalidInput("makes a dimension of " + std::to_string(out));
@@ -1208,14 +1238,15 @@ Result<void> Walk::Resize(const OnnxNode& node) {
       return InvalidInput("coordinate_transformation_mode '" + coordinates +
                           "' is not supported");
     }
-    // The nearest place below is that of a number just above a whole one.
-    constexpr double kJust = 1e-9;
+    // The nearest place below is that of a number just above a whole one, and
+    // of one below it by no more than a scale's rounding to fp32.
+    const double just = sized ? 1e-9 : std::clamp(in * 0x1p-23, 1e-9, 1e-3);
     const bool linear = mode == "linear";
     if (!linear) {
-      start += nearest == "floor"               ? kJust
-               : nearest == "ceil"              ? 1 - kJust
-               : nearest == "round_prefer_ceil" ? 0.5 + kJust
-                                                : 0.5 - kJust;
+      start += nearest == "floor"               ? just
+               : nearest == "ceil"              ? 1 - just
+               : nearest == "round_prefer_ceil" ? 0.5 + just
+                                                : 0.5 - just;
     }
     if (step == 0) step = 1;  // of one place, which all are
     TESSERA_TRY(x, Resampled(node, std::move(x), *d, static_cast<int64_t>(out),

@@ -201,6 +201,7 @@ OnnxTensor FromProto(proto::onnx::Tensor& from, const std::string& path) {
   append(from.float_data());
   append(from.double_data());
   append(from.int64_data());
+  append(from.uint64_data());
   // Small types, too; of 16-bit floats the bits.
   for (int32_t value : from.int32_data()) {
     const auto bits = static_cast<uint16_t>(value);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -54,7 +55,7 @@ Error Misfit() {
 Folded Elementwise(const OnnxNode& node, Operands operands) {
   const OnnxConstant& a = *operands[0];
   const OnnxFunction f = OnnxFunctionOf(node.op, a.is_float);
-  OnnxConstant y = {a.shape, {}, a.is_float && !IsOnnxComparison(node.op)};
+  OnnxConstant y = {a.shape, {}, a.is_float && ComparisonOf(node.op).empty()};
   if (operands.size() == 1) {
     for (double value : a.values) y.values.push_back(f(value, 0));
     return std::optional(std::move(y));
@@ -72,25 +73,16 @@ Folded Elementwise(const OnnxNode& node, Operands operands) {
   return std::optional(std::move(y));
 }
 
-// `axis` of a node, from the back where it is negative; -1 where it is none.
-int64_t AxisOf(int64_t axis, size_t dims) {
-  const auto n = static_cast<int64_t>(dims);
-  if (axis < 0) axis += n;
-  return axis >= 0 && axis < n ? axis : -1;
-}
-
 Folded Gather(const OnnxNode& node, Operands operands) {
   const OnnxConstant& x = *operands[0];
   const OnnxConstant& ids = *operands[1];
-  const int64_t axis = AxisOf(node.Int("axis", 0), x.shape.size());
-  if (axis < 0) return Misfit();
-  const auto at = static_cast<size_t>(axis);
-  OnnxConstant y = {{x.shape.begin(), x.shape.begin() + axis}, {}, x.is_float};
-  y.shape.insert(y.shape.end(), ids.shape.begin(), ids.shape.end());
-  y.shape.insert(y.shape.end(), x.shape.begin() + axis + 1, x.shape.end());
+  const auto axis = AxisOf(node.Int("axis", 0), x.shape.size());
+  if (!axis) return Misfit();
+  const size_t at = *axis;
+  OnnxConstant y = {GatheredShape(x.shape, at, ids.shape), {}, x.is_float};
   if (!OnnxElements(y.shape)) return TooLarge();
   const Shape strides = OnnxStrides(x.shape);
-  const int64_t outer = x.shape.empty() ? 1 : strides[at] * x.shape[at];
+  const int64_t outer = strides[at] * x.shape[at];
   const int64_t rows = outer == 0 ? 0 : std::ssize(x.values) / outer;
   for (int64_t row = 0; row < rows; ++row) {
     for (double id : ids.values) {
@@ -110,9 +102,9 @@ Folded Gather(const OnnxNode& node, Operands operands) {
 
 Folded Concat(const OnnxNode& node, Operands operands) {
   OnnxConstant y = *operands[0];
-  const int64_t axis = AxisOf(node.Int("axis", 0), y.shape.size());
-  if (axis < 0) return Misfit();
-  const auto at = static_cast<size_t>(axis);
+  const auto axis = AxisOf(node.Int("axis", 0), y.shape.size());
+  if (!axis) return Misfit();
+  const size_t at = *axis;
   for (const OnnxConstant* x : operands.subspan(1)) {
     Shape same = x->shape;
     if (same.size() != y.shape.size()) return Misfit();
@@ -120,13 +112,14 @@ Folded Concat(const OnnxNode& node, Operands operands) {
     if (same != y.shape) return Misfit();
     OnnxConstant joint = y;
     joint.shape[at] += x->shape[at];
-    if (!OnnxElements(joint.shape)) return TooLarge();
+    const auto elements = OnnxElements(joint.shape);
+    if (!elements) return TooLarge();
     joint.values.clear();
-    const int64_t inner = OnnxStrides(y.shape)[at];
+    // An operand without elements has no strides; the joint may have some.
+    const int64_t inner = OnnxStrides(joint.shape)[at];
     const int64_t of_y = inner * y.shape[at];
     const int64_t of_x = inner * x->shape[at];
-    int64_t rows = 1;
-    for (size_t d = 0; d < at; ++d) rows *= y.shape[d];
+    const int64_t rows = *elements == 0 ? 0 : *elements / (of_y + of_x);
     for (int64_t row = 0; row < rows; ++row) {
       const auto append = [&](const OnnxConstant& from, int64_t count) {
         const auto first = from.values.begin() + row * count;
@@ -238,15 +231,14 @@ Folded Trilu(const OnnxNode& node, Operands operands) {
 
 Folded CumSum(const OnnxNode& node, Operands operands) {
   OnnxConstant y = *operands[0];
-  const int64_t axis = operands.size() == 2 && operands[1] != nullptr &&
-                               operands[1]->values.size() == 1
-                           ? AxisOf(operands[1]->Ints()[0], y.shape.size())
-                           : -1;
-  if (axis < 0 || node.Int("exclusive", 0) != 0 ||
+  if (operands.size() != 2 || operands[1] == nullptr ||
+      operands[1]->values.size() != 1 || node.Int("exclusive", 0) != 0 ||
       node.Int("reverse", 0) != 0) {
     return Misfit();
   }
-  const auto at = static_cast<size_t>(axis);
+  const auto axis = AxisOf(operands[1]->Ints()[0], y.shape.size());
+  if (!axis) return Misfit();
+  const size_t at = *axis;
   const auto stride = static_cast<size_t>(OnnxStrides(y.shape)[at]);
   ForEachIndex(y.shape, [&](size_t i, const Shape& index) {
     if (index[at] > 0) y.values[i] += y.values[i - stride];
@@ -275,6 +267,7 @@ Folded GatherNd(const OnnxNode& node, Operands operands) {
       if (id < 0 || id >= x.shape[d]) return Misfit();
       from += id * strides[d];
     }
+    if (x.values.empty()) continue;  // there are none to choose
     y.values.insert(y.values.end(), x.values.begin() + from,
                     x.values.begin() + from + inner);
   }
@@ -284,14 +277,12 @@ Folded GatherNd(const OnnxNode& node, Operands operands) {
 Folded GatherElements(const OnnxNode& node, Operands operands) {
   const OnnxConstant& x = *operands[0];
   const OnnxConstant& ids = *operands[1];
-  const int64_t axis = AxisOf(node.Int("axis", 0), x.shape.size());
-  if (axis < 0 || ids.shape.size() != x.shape.size()) return Misfit();
+  const auto axis = AxisOf(node.Int("axis", 0), x.shape.size());
+  if (!axis || ids.shape.size() != x.shape.size()) return Misfit();
+  const size_t at = *axis;
   for (size_t d = 0; d < x.shape.size(); ++d) {
-    if (static_cast<int64_t>(d) != axis && ids.shape[d] > x.shape[d]) {
-      return Misfit();
-    }
+    if (d != at && ids.shape[d] > x.shape[d]) return Misfit();
   }
-  const auto at = static_cast<size_t>(axis);
   const Shape strides = OnnxStrides(x.shape);
   const std::vector<int64_t> places = ids.Ints();
   OnnxConstant y = {ids.shape, {}, x.is_float};
@@ -330,6 +321,20 @@ std::vector<int64_t> OnnxConstant::Ints() const {
                                            std::clamp(value, -0x1p53, 0x1p53)));
   }
   return ints;
+}
+
+std::optional<size_t> AxisOf(int64_t axis, size_t dims) {
+  if (axis < 0) axis += static_cast<int64_t>(dims);
+  if (axis < 0 || axis >= static_cast<int64_t>(dims)) return std::nullopt;
+  return static_cast<size_t>(axis);
+}
+
+Shape GatheredShape(const Shape& shape, size_t axis, const Shape& ids) {
+  const auto at = shape.begin() + static_cast<int64_t>(axis);
+  Shape gathered(shape.begin(), at);
+  gathered.insert(gathered.end(), ids.begin(), ids.end());
+  gathered.insert(gathered.end(), at + 1, shape.end());
+  return gathered;
 }
 
 std::optional<int64_t> OnnxElements(const Shape& shape) {
@@ -391,13 +396,12 @@ std::optional<OnnxSlice> OnnxSliceOf(
   }
   OnnxSlice slice = {shape, Shape(shape.size(), 0), Shape(shape.size(), 1)};
   for (size_t i = 0; i < axes.size(); ++i) {
-    const int64_t axis = AxisOf(axes[i], shape.size());
+    const auto d = AxisOf(axes[i], shape.size());
     constexpr int64_t kMostStep = int64_t{1} << 31;
-    if (axis < 0 || steps[i] == 0 || std::abs(steps[i]) > kMostStep) {
+    if (!d || steps[i] == 0 || std::abs(steps[i]) > kMostStep) {
       return std::nullopt;
     }
-    const auto d = static_cast<size_t>(axis);
-    const int64_t extent = shape[d];
+    const int64_t extent = shape[*d];
     const bool forward = steps[i] > 0;
     const auto place = [&](int64_t at) {
       if (at < -extent) return forward ? int64_t{0} : int64_t{-1};
@@ -405,12 +409,13 @@ std::optional<OnnxSlice> OnnxSliceOf(
       return std::clamp<int64_t>(at, forward ? 0 : -1,
                                  forward ? extent : extent - 1);
     };
-    slice.first[d] = place(starts[i]);
-    slice.step[d] = steps[i];
+    const int64_t first = place(starts[i]);
     const int64_t end = place(ends[i]);
-    const int64_t room = std::max<int64_t>(
-        0, forward ? end - slice.first[d] : slice.first[d] - end);
-    slice.shape[d] = (room + std::abs(steps[i]) - 1) / std::abs(steps[i]);
+    const int64_t room =
+        std::max<int64_t>(0, forward ? end - first : first - end);
+    slice.first[*d] = first;
+    slice.step[*d] = steps[i];
+    slice.shape[*d] = (room + std::abs(steps[i]) - 1) / std::abs(steps[i]);
   }
   return slice;
 }
@@ -490,10 +495,18 @@ OnnxFunction OnnxFunctionOf(std::string_view op, bool is_float) {
   return row == std::end(kFunctions) ? nullptr : row->f;
 }
 
-bool IsOnnxComparison(std::string_view op) {
-  constexpr std::string_view kComparisons[] = {"Equal", "Less", "LessOrEqual",
-                                               "Greater", "GreaterOrEqual"};
-  return std::ranges::count(kComparisons, op) > 0;
+std::string_view ComparisonOf(std::string_view op) {
+  constexpr std::pair<std::string_view, std::string_view> kComparisons[] = {
+      {"Equal", "equal"},
+      {"Less", "less"},
+      {"LessOrEqual", "less_equal"},
+      {"Greater", "greater"},
+      {"GreaterOrEqual", "greater_equal"},
+  };
+  for (const auto& [theirs, ours] : kComparisons) {
+    if (op == theirs) return ours;
+  }
+  return "";
 }
 
 std::optional<double> ApplyOnnx(const std::string& op, double x, double y,

@@ -25,6 +25,13 @@ struct OnnxConstant {
   std::vector<int64_t> Ints() const;
 };
 
+// `axis` of `dims` dimensions, from the back where it is negative; nothing
+// where there is none.
+std::optional<size_t> AxisOf(int64_t axis, size_t dims);
+
+// The shape of what a Gather takes along `axis`, by ids of the shape `ids`.
+Shape GatheredShape(const Shape& shape, size_t axis, const Shape& ids);
+
 // Larger ones are not computed.
 inline constexpr int64_t kMostOnnxValues = int64_t{1} << 20;
 
@@ -58,8 +65,9 @@ OnnxConstant TransposeOnnx(const OnnxConstant& constant,
 // none. The second argument is not read by those of one operand.
 using OnnxFunction = double (*)(double x, double y);
 OnnxFunction OnnxFunctionOf(std::string_view op, bool is_float);
-// Whether it makes bools of numbers.
-bool IsOnnxComparison(std::string_view op);
+// Tessera's operator for one that makes bools of numbers, "less" for "Less";
+// empty for others.
+std::string_view ComparisonOf(std::string_view op);
 
 // Applies elementwise operator `op` ("Add", "Erf", ...) to scalars, or nothing
 // where it is none. `y` is not read by operators of one operand.

@@ -1,6 +1,7 @@
 // Nodes that compute images: convolutions, pooling, norms and joints.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -96,6 +97,7 @@ Result<std::vector<WindowPlaces>> Walk::WindowOf(const OnnxNode& node,
            small(pads[d + directions], 0);
     places.push_back({.count = 0,
                       .pad = pads[d],
+                      .behind = pads[d + directions],
                       .stride = strides[d],
                       .window = window[d],
                       .dilation = dilations[d]});
@@ -114,26 +116,23 @@ Result<std::vector<WindowPlaces>> Walk::PlacesIn(const OnnxNode& node,
     return InvalidInput("its window does not have the dimensions of " +
                         TextOf(ShapeOf(ActivationValue(x))));
   }
-  const std::vector<int64_t> pads =
-      node.Ints("pads", std::vector<int64_t>(2 * places.size(), 0));
   const std::string automatic = node.Text("auto_pad", "NOTSET");
   for (size_t d = 0; d < places.size(); ++d) {
     WindowPlaces& p = places[d];
     const int64_t image = Extent(x.dims[d + 2]);
     const int64_t reach = p.dilation * (p.window - 1) + 1;
-    int64_t behind = pads[d + places.size()];
     if (automatic == "SAME_UPPER" || automatic == "SAME_LOWER") {
       const int64_t count = (image + p.stride - 1) / p.stride;
       const int64_t all =
           std::max<int64_t>(0, (count - 1) * p.stride + reach - image);
       p.pad = automatic == "SAME_UPPER" ? all / 2 : all - all / 2;
-      behind = all - p.pad;
+      p.behind = all - p.pad;
     } else if (automatic == "VALID") {
-      p.pad = behind = 0;
+      p.pad = p.behind = 0;
     } else if (automatic != "NOTSET" && !automatic.empty()) {
       return InvalidInput("unknown auto_pad '" + automatic + "'");
     }
-    const int64_t room = image + p.pad + behind - reach;
+    const int64_t room = image + p.pad + p.behind - reach;
     if (room < 0) return InvalidInput("the window is larger than the image");
     p.count = room / p.stride + 1;
     // A window that would begin in the padding behind is left out.
@@ -174,14 +173,22 @@ Result<Activation> Walk::Made(const OnnxNode& node, TensorId tensor,
 
 Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
                         std::vector<Attribute> more) {
-  TESSERA_TRY(const Activation x, Image(node, 0));
-  TESSERA_TRY(const std::vector<WindowPlaces> places,
+  TESSERA_TRY(Activation x, Image(node, 0));
+  TESSERA_TRY(std::vector<WindowPlaces> places,
               PlacesIn(node, x, node.Ints("kernel_shape", {})));
   const bool dilated = std::ranges::any_of(
       places, [](const WindowPlaces& p) { return p.dilation != 1; });
   if (dilated || node.Int("storage_order", 0) != 0 || node.outputs.size() > 1) {
     return InvalidInput(
         "dilations, indices and column-major order are not supported");
+  }
+  // The operator counts as many places behind the image as in front of it.
+  const bool counts_pad = node.Int("count_include_pad", 0) != 0;
+  for (size_t i = 0; counts_pad && i < places.size(); ++i) {
+    WindowPlaces& p = places[i];
+    if (p.pad == p.behind) continue;
+    TESSERA_TRY(x, Padded(node, std::move(x), i + 2, p.pad, p.behind, 0));
+    p.pad = 0;
   }
   const Directions in = DirectionsOf(x);
   Shape counts;
@@ -284,7 +291,8 @@ Result<void> Walk::JoinPatches(const OnnxNode& node) {
     if (ShapeOf(In(conv, 2)) != Shape{shape[0]}) {
       return InvalidInput("its bias is not one number for each feature");
     }
-    TESSERA_RETURN_IF_ERROR(add(".bias", In(conv, 2), {0}, "patch_rows"));
+    TESSERA_RETURN_IF_ERROR(
+        add(".bias", AsWeight(In(conv, 2)), {0}, "patch_rows"));
   }
   TESSERA_RETURN_IF_ERROR(add(".class", first, {0, 1, 2}, "positions"));
   Set(node, ActivationValue(std::move(x)));
@@ -307,7 +315,7 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
     return {};
   }
   TESSERA_TRY(Activation x, Image(node, 0));
-  const Value& w = In(node, 1);
+  const Value w = AsWeight(In(node, 1));
   const Shape shape = ShapeOf(w);
   const int64_t groups = node.Int("group", 1);
   const int64_t read = Extent(x.dims[1]);
@@ -394,7 +402,7 @@ Result<Dim> Walk::ChannelsFor(const OnnxNode& node, Activation& x,
 // The weight is (in, out of a group, window).
 Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
   TESSERA_TRY(Activation x, Image(node, 0));
-  const Value& w = In(node, 1);
+  const Value w = AsWeight(In(node, 1));
   const Shape shape = ShapeOf(w);
   const int64_t groups = node.Int("group", 1);
   const int64_t read = Extent(x.dims[1]);
@@ -410,8 +418,6 @@ Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
   const Shape of_window(shape.begin() + 2, shape.end());
   TESSERA_TRY(std::vector<WindowPlaces> places, WindowOf(node, of_window));
   const size_t directions = places.size();
-  const std::vector<int64_t> nothing(2 * directions, 0);
-  const std::vector<int64_t> pads = node.Ints("pads", nothing);
   const std::vector<int64_t> more =
       node.Ints("output_padding", std::vector<int64_t>(directions, 0));
   const std::vector<int64_t> sizes = node.Ints("output_shape", {});
@@ -432,9 +438,8 @@ Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
       const int64_t all = std::max<int64_t>(0, whole - image[d]);
       p.pad = automatic == "SAME_UPPER" ? all / 2 : all - all / 2;
     } else {
-      if (automatic == "VALID") p.pad = 0;
-      image.push_back(whole - p.pad -
-                      (automatic == "VALID" ? 0 : pads[d + directions]));
+      if (automatic == "VALID") p.pad = p.behind = 0;
+      image.push_back(whole - p.pad - p.behind);
     }
     if (more[d] < 0 || image[d] < 1 || image[d] > 1 << 30) {
       return InvalidInput("makes an image of " + std::to_string(image[d]) +
@@ -487,13 +492,15 @@ Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
 Result<void> Walk::BatchNorm(const OnnxNode& node) {
   TESSERA_TRY(Activation x, Image(node, 0, /*features=*/true));
   const Shape all = {Extent(x.dims[1])};
-  if (ShapeOf(In(node, 1)) != all || ShapeOf(In(node, 2)) != all) {
+  std::array<Value, 5> given;  // scale and shift, mean and variance
+  for (size_t i = 1; i < given.size(); ++i) given[i] = AsWeight(In(node, i));
+  if (ShapeOf(given[1]) != all || ShapeOf(given[2]) != all) {
     return InvalidInput(
         "its scale or shift is not one number for each channel");
   }
   const Shape shape = ExtentsOf(x.dims[1]);
-  TESSERA_TRY(const TensorId scale, Weight(In(node, 1), {0}, shape, 0, 1));
-  TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, shape, 0));
+  TESSERA_TRY(const TensorId scale, Weight(given[1], {0}, shape, 0, 1));
+  TESSERA_TRY(const TensorId shift, Weight(given[2], {0}, shape, 0));
   const std::string c = ChannelsOf(x);
   constexpr std::string_view kPlaces[] = {"", "w", "hw"};
   const std::string images = "b" + c + std::string(kPlaces[x.dims.size() - 2]);
@@ -505,12 +512,11 @@ Result<void> Walk::BatchNorm(const OnnxNode& node) {
   const auto is_average = [&](const Value& value) {
     return value.Is(Value::Kind::kWeight) && ShapeOf(value) == all;
   };
-  if (is_average(In(node, 3)) && is_average(In(node, 4))) {
-    for (const int operand : {3, 4}) {
-      const Value average = In(node, operand);
+  if (is_average(given[3]) && is_average(given[4])) {
+    for (const size_t operand : {3, 4}) {
       TESSERA_TRY(operands.emplace_back(),
-                  Weight(average, {0}, shape, 0, operand == 4 ? 1 : 0));
-      buffers_.erase(average.weight);  // as it should be
+                  Weight(given[operand], {0}, shape, 0, operand == 4 ? 1 : 0));
+      buffers_.erase(given[operand].weight);  // as it should be
       rule += "," + c;
     }
     op = "tracked_" + op;

@@ -138,13 +138,11 @@ std::optional<OnnxLarge> Sliced(const OnnxLarge& x, Operands operands) {
 
 std::optional<OnnxLarge> Joined(const OnnxNode& node, Operands operands) {
   OnnxLarge y = {operands[0]->shape, operands[0]->is_float, nullptr};
-  int64_t axis = node.Int("axis", 0);
-  if (axis < 0) axis += std::ssize(y.shape);
-  if (axis < 0 || axis >= std::ssize(y.shape)) return std::nullopt;
-  const auto d = static_cast<size_t>(axis);
+  const auto d = AxisOf(node.Int("axis", 0), y.shape.size());
+  if (!d) return std::nullopt;
   for (const OnnxLarge* x : operands.subspan(1)) {
     if (x == nullptr || x->shape.size() != y.shape.size()) return std::nullopt;
-    y.shape[d] += x->shape[d];
+    y.shape[*d] += x->shape[*d];
   }
   return y;
 }
@@ -160,11 +158,9 @@ std::optional<OnnxLarge> Gathered(const OnnxNode& node, const OnnxLarge& x,
     shape.pop_back();
     shape.insert(shape.end(), x.shape.begin() + depth, x.shape.end());
   } else if (node.op == "Gather") {
-    int64_t axis = node.Int("axis", 0);
-    if (axis < 0) axis += std::ssize(x.shape);
-    if (axis < 0 || axis >= std::ssize(x.shape)) return std::nullopt;
-    shape.insert(shape.begin(), x.shape.begin(), x.shape.begin() + axis);
-    shape.insert(shape.end(), x.shape.begin() + axis + 1, x.shape.end());
+    const auto axis = AxisOf(node.Int("axis", 0), x.shape.size());
+    if (!axis) return std::nullopt;
+    shape = GatheredShape(x.shape, *axis, ids.shape);
   }
   const auto number = UniformOnnx(x);
   if (number) return LargeOnnx(std::move(shape), *number, x.is_float);
@@ -259,7 +255,8 @@ std::optional<OnnxLarge> FoldLargeOnnx(const OnnxNode& node,
   const bool all = given == operands.size();
   if (const OnnxFunction f = OnnxFunctionOf(node.op, x.is_float)) {
     if (!all || given > 2 || node.Int("fmod", 0) != 0) return std::nullopt;
-    return Elementwise(f, x.is_float && !IsOnnxComparison(node.op), operands);
+    return Elementwise(f, x.is_float && ComparisonOf(node.op).empty(),
+                       operands);
   }
   if (node.op == "Where" && all && given == 3) {
     return Elementwise(nullptr, operands[1]->is_float, operands);

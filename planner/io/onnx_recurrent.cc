@@ -149,20 +149,8 @@ Result<void> Walk::PartOfSlab(const OnnxNode& node) {
       slab = CutOf(slab, *d, begin, count);
     }
   } else if (node.op == "Transpose") {
-    std::vector<int64_t> order = node.Ints("perm", {});
-    if (order.empty()) {
-      order.resize(rank);
-      std::iota(order.rbegin(), order.rend(), 0);
-    }
-    std::vector<size_t> by;
-    for (int64_t axis : order) {
-      const auto d = AxisOf(axis, rank);
-      if (d && std::ranges::count(by, *d) == 0) by.push_back(*d);
-    }
-    if (by.size() != rank || order.size() != rank) {
-      return InvalidInput("perm is no order of its dimensions");
-    }
-    slab = TurnedOf(slab, by);
+    TESSERA_TRY(const std::vector<size_t> order, OrderOf(node, rank));
+    slab = TurnedOf(slab, order);
   } else if (node.op == "Reshape") {
     TESSERA_TRY(Shape shape, Ints(node, 1));
     const auto product = [](const Shape& of) {
@@ -199,6 +187,9 @@ Result<void> Walk::PartOfSlab(const OnnxNode& node) {
       }
     }
     TESSERA_RETURN_IF_ERROR(relabelled(shape));
+  } else if (node.op == "Cast" &&
+             !IsOnnxFloat(static_cast<int>(node.Int("to", kOnnxFloat)))) {
+    return InvalidInput("rounds a recurrent layer's weight");
   }
   Value value;
   value.kind = Value::Kind::kSlab;
@@ -291,7 +282,7 @@ Result<bool> Walk::JoinStates(const OnnxNode& node) {
 }
 
 Result<bool> Walk::CutStates(const OnnxNode& node) {
-  const Value value = In(node, 0);
+  const Value& value = In(node, 0);
   if (!value.Is(Value::Kind::kPieces) ||
       !value.pieces[0].dims[value.axis].empty() ||
       (node.op == "Slice" && Has(node, 4))) {
@@ -577,6 +568,11 @@ Result<Walk::LayerWeights> Walk::WeightsOf(const OnnxNode& node,
                       : weights.of_states) = {id};
     }
   }
+  if (cell.op == "GRU" && !call.apart && !weights.candidate_bias.valid()) {
+    weights.candidate_bias =
+        builder_.Constant(Unique(call.name + suffix + ".candidate"), {h},
+                          std::vector<double>(static_cast<size_t>(h), 0));
+  }
   return weights;
 }
 
@@ -625,7 +621,8 @@ Walk::CellState Walk::Step(const OnnxNode& node, const std::string& prefix,
 
 // Of gates that are layers of their own: a GRU whose candidate reads the state
 // after it is reset, and a plain cell.
-Walk::CellState Walk::StepApart(const OnnxNode& node, const std::string& prefix,
+Walk::CellState Walk::StepApart(const OnnxNode& node, int64_t direction,
+                                const std::string& prefix,
                                 const LayerWeights& weights, TensorId x,
                                 CellState state) {
   const auto add = [&](std::string_view op, const std::string& name,
@@ -655,8 +652,12 @@ Walk::CellState Walk::StepApart(const OnnxNode& node, const std::string& prefix,
   };
   if (node.op == "RNN") {
     const OnnxAttribute* const given = node.Find("activations");
-    const bool relu = given != nullptr && !given->strings.empty() &&
-                      std::tolower(given->strings[0][0]) == 'r';
+    bool relu = false;
+    if (given != nullptr && !given->strings.empty()) {
+      const size_t last = given->strings.size() - 1;
+      const auto at = std::min(static_cast<size_t>(direction), last);
+      relu = std::tolower(given->strings[at][0]) == 'r';
+    }
     return {add(relu ? "relu" : "tanh", "", {gate(0, h)}), TensorId()};
   }
   const TensorId z = add("sigmoid", ".z", {gate(1, h)});
@@ -699,12 +700,8 @@ Result<Walk::LayerCall> Walk::LayerCallOf(const OnnxNode& node, Activation& x,
   if (!x.dims[1].empty() && x.dims[1][0].letter == 'b') {
     return InvalidInput("its steps are samples");
   }
-  // The runtime's GRU has biases and resets behind the product.
+  // The runtime's GRU resets behind the product.
   const bool resets_behind = node.Int("linear_before_reset", 0) != 0;
-  if (node.op == "GRU" && resets_behind && !Has(node, 3)) {
-    return InvalidInput(
-        "linear_before_reset without operand 3 (biases) is not supported");
-  }
   call.apart = node.op == "RNN" || (node.op == "GRU" && !resets_behind);
   call.name = node.name;
   for (const std::string& output : node.outputs) {
@@ -740,8 +737,9 @@ Result<std::vector<TensorId>> Walk::StatesOf(const OnnxNode& node,
       runs_of_steps_.insert(prefix);
     }
     const bool keeps = i + 1 < inputs.size() || IsRead(node, 2);
-    last = call.apart ? StepApart(node, prefix, weights, inputs[at], last)
-                      : Step(node, prefix, weights, inputs[at], last, keeps);
+    last = call.apart
+               ? StepApart(node, direction, prefix, weights, inputs[at], last)
+               : Step(node, prefix, weights, inputs[at], last, keeps);
     states[at] = last.hidden;
   }
   builder_.BeginBlock("");

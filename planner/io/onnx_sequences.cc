@@ -46,11 +46,15 @@ Result<void> Walk::Select(const OnnxNode& node) {
   TESSERA_TRY(x, Materialise(std::move(x)));
   TESSERA_TRY(const OnnxConstant place, Constant(node, 1));
   const auto axis = AxisOf(node.Int("axis", 0), x.dims.size());
-  const bool sequence = x.own.size() == 3 && x.dims.size() == 3 &&
-                        axis == size_t{1} && place.values.size() == 1 &&
-                        x.dims[1].size() == 1 && x.dims[1][0].letter == 's' &&
+  if (!axis) return InvalidInput("has no such dimension");
+  if (place.shape.size() > 1 || place.values.empty()) {
+    return InvalidInput("expected a place, or a list of places");
+  }
+  const bool sequence = x.own.size() == 3 && x.dims.size() == 3 && *axis == 1 &&
+                        place.values.size() == 1 && x.dims[1].size() == 1 &&
+                        x.dims[1][0].letter == 's' &&
                         SameAtoms(Flatten(x.dims), x.own);
-  if (!sequence && axis && place.shape.size() < 2 && !place.values.empty()) {
+  if (!sequence) {
     // Places that are equally far from each other.
     const std::vector<int64_t> at = place.Ints();
     const int64_t extent = Extent(x.dims[*axis]);
@@ -79,11 +83,6 @@ Result<void> Walk::Select(const OnnxNode& node) {
     }
     Set(node, ActivationValue(std::move(y)));
     return {};
-  }
-  if (x.own.size() != 3 || x.dims.size() != 3 || axis != size_t{1} ||
-      place.values.size() != 1 || x.dims[1].size() != 1 ||
-      !SameAtoms(Flatten(x.dims), x.own)) {
-    return InvalidInput("expected one place of a sequence");
   }
   double at = place.values[0];
   if (at < 0) at += Number(x.own[1].extent);
@@ -823,7 +822,7 @@ Value Walk::PieceOfWeight(const Value& weight, size_t dim, RowRange range) {
 }
 
 Result<bool> Walk::CutWeight(const OnnxNode& node) {
-  const Value weight = In(node, 0);
+  const Value& weight = In(node, 0);
   if (!weight.Is(Value::Kind::kWeight) || weight.whole != nullptr) return false;
   const std::string& name = node.inputs[0];
   const Shape shape = ShapeOf(weight);
@@ -939,7 +938,7 @@ Result<void> Walk::Split(const OnnxNode& node) {
   const bool of_layer =
       (value.Is(Value::Kind::kPieces) && value.axis + 1 == shape.size()) ||
       (value.Is(Value::Kind::kActivation) && *axis + 1 == shape.size() &&
-       value.x.dims.back().size() == 1 &&
+       value.x.f == nullptr && value.x.dims.back().size() == 1 &&
        whole_layers_.contains(value.x.dims.back()[0].id));
   for (size_t i = 0; i < sizes.size(); ++i) {
     Activation piece;
@@ -962,10 +961,7 @@ Result<void> Walk::Split(const OnnxNode& node) {
       }
       piece = value.pieces[i];
     } else {
-      TESSERA_TRY(piece, Computed(node, 0));
-      if (piece.dims.back().size() != 1 || piece.f != nullptr) {
-        return InvalidInput("expected features of a dense layer");
-      }
+      piece = value.x;
       const Atom whole = piece.dims.back()[0];
       if (i == 0) atoms_.Cut(whole, sizes);
       const Dim part = atoms_.Piece(whole, i, sizes[i]);

@@ -195,17 +195,28 @@ bool Walk::IsTrainedNumber(const OnnxTensor& tensor) const {
 }
 
 bool Walk::AreRead(const std::string& value,
-                   const std::function<bool(const OnnxNode&)>& by,
-                   std::set<std::string_view>& seen) const {
-  if (!seen.insert(value).second) return true;
-  if (std::ranges::count(outputs_, value) > 0) return false;
-  const auto readers = readers_.find(value);
-  if (readers == readers_.end()) return false;
-  return std::ranges::all_of(readers->second, [&](const OnnxNode* reader) {
-    if (reader->op == "Shape" || by(*reader)) return true;
-    return Moves(*reader) && reader->inputs[0] == value &&
-           reader->outputs.size() == 1 && AreRead(reader->outputs[0], by, seen);
-  });
+                   const std::function<bool(const OnnxNode&)>& by) const {
+  std::set<std::string_view> seen = {value};
+  std::vector<const std::string*> behind = {&value};
+  while (!behind.empty()) {
+    const std::string& moved = *behind.back();
+    behind.pop_back();
+    const auto readers = readers_.find(moved);
+    if (std::ranges::count(outputs_, moved) > 0 || readers == readers_.end()) {
+      return false;
+    }
+    for (const OnnxNode* reader : readers->second) {
+      if (reader->op == "Shape" || by(*reader)) continue;
+      if (!Moves(*reader) || reader->inputs[0] != moved ||
+          reader->outputs.size() != 1) {
+        return false;
+      }
+      if (seen.insert(reader->outputs[0]).second) {
+        behind.push_back(&reader->outputs[0]);
+      }
+    }
+  }
+  return true;
 }
 
 void Walk::FindNumbers() {
@@ -233,23 +244,17 @@ void Walk::FindNumbers() {
     // Tables of angles, what is compared with numbers, and what is added to
     // scores.
     bool masks = false;
-    std::set<std::string_view> seen;
-    const bool of_places = AreRead(
-        name,
-        [&](const OnnxNode& reader) {
-          if (turns_.contains(&reader)) return true;
-          if (reader.op == "Add" && IsSoftened(reader)) return masks = true;
-          // Which of both operands it is does not matter.
-          return !ComparisonOf(reader.op).empty() &&
-                 std::ranges::any_of(reader.inputs, is_number);
-        },
-        seen);
-    seen.clear();
+    const bool of_places = AreRead(name, [&](const OnnxNode& reader) {
+      if (turns_.contains(&reader)) return true;
+      if (reader.op == "Add" && IsSoftened(reader)) return masks = true;
+      // Which of both operands it is does not matter.
+      return !ComparisonOf(reader.op).empty() &&
+             std::ranges::any_of(reader.inputs, is_number);
+    });
     const bool of_elements =
-        tensor.is_parameter != true && AreRead(name, IsArithmetic, seen);
-    seen.clear();
+        tensor.is_parameter != true && AreRead(name, IsArithmetic);
     const bool buffer =
-        tensor.is_parameter == false && AreRead(name, ReadsNumbers, seen);
+        tensor.is_parameter == false && AreRead(name, ReadsNumbers);
     if (!frozen && !of_places && !of_elements && !buffer) continue;
     std::vector<double> numbers = tensor.Values();
     if (numbers.empty()) continue;

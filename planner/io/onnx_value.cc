@@ -35,20 +35,6 @@ constexpr Function kFunctions[] = {
 
 }  // namespace
 
-std::string_view ComparisonOf(std::string_view op) {
-  constexpr std::pair<std::string_view, std::string_view> kComparisons[] = {
-      {"Equal", "equal"},
-      {"Less", "less"},
-      {"LessOrEqual", "less_equal"},
-      {"Greater", "greater"},
-      {"GreaterOrEqual", "greater_equal"},
-  };
-  for (const auto& [theirs, ours] : kComparisons) {
-    if (op == theirs) return ours;
-  }
-  return "";
-}
-
 std::span<const Function> Functions() {
   return kFunctions;
 }
@@ -93,10 +79,15 @@ Value ActivationValue(Activation x) {
 
 std::optional<double> FactorOf(const Expression* f) {
   if (f == nullptr) return 1;
+  if (f->bends_beyond) return std::nullopt;
   const double factor = f->samples[0] / kPoints[0];
-  if (f->bends_beyond ||
-      !SameFunction(f->samples, [=](double at) { return factor * at; })) {
-    return std::nullopt;
+  for (size_t i = 0; i < std::size(kPoints); ++i) {
+    // By the size of c x: c may be as small as it likes.
+    const double expected = factor * kPoints[i];
+    if (!(std::abs(f->samples[i] - expected) <=
+          kSameFunction * std::abs(expected))) {
+      return std::nullopt;
+    }
   }
   return factor;
 }
@@ -189,11 +180,4 @@ std::string TextOf(const Shape& shape) {
 double Number(int64_t value) {
   return static_cast<double>(value);
 }
-
-std::optional<size_t> AxisOf(int64_t axis, size_t dims) {
-  if (axis < 0) axis += static_cast<int64_t>(dims);
-  if (axis < 0 || axis >= static_cast<int64_t>(dims)) return std::nullopt;
-  return static_cast<size_t>(axis);
-}
-
 }  // namespace tessera::onnx

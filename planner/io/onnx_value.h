@@ -203,8 +203,6 @@ struct Function {
   double (*f)(double);
 };
 std::span<const Function> Functions();
-// The operator of a node that compares, such as "Less"; empty for others.
-std::string_view ComparisonOf(std::string_view op);
 
 bool SameFunction(const std::vector<double>& samples, auto f) {
   for (size_t i = 0; i < std::size(kPoints); ++i) {
@@ -286,9 +284,4 @@ bool SameAtoms(std::span<const Atom> a, std::span<const Atom> b);
 std::string TextOf(const Shape& shape);
 
 double Number(int64_t value);
-
-// `axis` of `dims` dimensions, from the back where it is negative; nothing
-// where there is none.
-std::optional<size_t> AxisOf(int64_t axis, size_t dims);
-
 }  // namespace tessera::onnx

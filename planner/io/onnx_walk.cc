@@ -35,7 +35,9 @@ Walk::Walk(const OnnxModel& model, const std::string& path,
     }
   }
   for (const std::string& output : outputs_) ++uses_[output];
+  for (const OnnxInput& input : model.inputs) types_[input.name] = input.type;
   for (const OnnxTensor& tensor : model.initializers) {
+    types_[tensor.name] = tensor.type;
     Value value;
     double elements = 1;
     for (int64_t extent : tensor.dims) elements *= Number(extent);
@@ -206,9 +208,17 @@ Value Walk::AsWeight(const Value& value) {
   return weight;
 }
 
-std::string Walk::Unique(std::string name) {
-  while (!names_.insert(name).second) name += "'";
-  return name;
+std::string Walk::Unique(const std::string& name) {
+  if (names_.insert(name).second) return name;
+  constexpr size_t kMostQuotes = 256;  // then they are counted
+  size_t& repeat = repeats_[name];
+  for (;;) {
+    ++repeat;
+    std::string other =
+        name + (repeat <= kMostQuotes ? std::string(repeat, '\'')
+                                      : "'" + std::to_string(repeat));
+    if (names_.insert(other).second) return other;
+  }
 }
 
 std::string Walk::NameOf(const OnnxNode& node) {
@@ -480,25 +490,25 @@ std::string Walk::AtomOf(const OnnxNode& node, std::string_view which) {
 }
 
 Result<void> Walk::Gemm(const OnnxNode& node) {
+  const Value w = AsWeight(In(node, 1));
   const Value given = AsWeight(In(node, 2));
   const Value* const bias = Has(node, 2) ? &given : nullptr;
   const bool transposed = node.Int("transB", 0) == 0;
-  const Shape shape = ShapeOf(In(node, 1));
+  const Shape shape = ShapeOf(w);
   const bool dense =
       node.Float("alpha", 1) == 1 && node.Float("beta", 1) == 1 &&
-      node.Int("transA", 0) == 0 && In(node, 1).Is(Value::Kind::kWeight) &&
+      node.Int("transA", 0) == 0 && w.Is(Value::Kind::kWeight) &&
       !In(node, 0).Is(Value::Kind::kWeight) && !UniformIn(node, 0) &&
       (bias == nullptr ||
        (bias->Is(Value::Kind::kWeight) && shape.size() == 2 &&
         ShapeOf(*bias) == Shape{shape[transposed ? 1 : 0]}));
   if (!dense) return GeneralGemm(node);
   TESSERA_TRY(Activation x, Computed(node, 0));
-  return Dense(node, std::move(x), In(node, 1), transposed, bias,
-               node.outputs[0]);
+  return Dense(node, std::move(x), w, transposed, bias, node.outputs[0]);
 }
 
 Result<void> Walk::MatMul(const OnnxNode& node) {
-  const Value& w = In(node, 1);
+  const Value w = AsWeight(In(node, 1));
   if (UniformIn(node, 0) == 0.0 && ShapeOf(In(node, 0)).size() >= 2 &&
       ShapeOf(w).size() == 2) {
     // Such as a first state times a matrix.
@@ -530,11 +540,12 @@ Result<void> Walk::LayerNorm(const OnnxNode& node) {
   const auto axis = AxisOf(node.Int("axis", -1), x.dims.size());
   if (!axis) return InvalidInput("has no such dimension");
   const Shape features = {Extent(x.dims.back())};
+  const Value by = AsWeight(In(node, 1));
+  const Value plus = AsWeight(In(node, 2));
   const bool is_row = *axis + 1 == x.dims.size() && x.dims.back().size() == 1 &&
-                      In(node, 1).Is(Value::Kind::kWeight) &&
-                      In(node, 2).Is(Value::Kind::kWeight) &&
-                      ShapeOf(In(node, 1)) == features &&
-                      ShapeOf(In(node, 2)) == features;
+                      by.Is(Value::Kind::kWeight) &&
+                      plus.Is(Value::Kind::kWeight) &&
+                      ShapeOf(by) == features && ShapeOf(plus) == features;
   const bool wants_more = std::ranges::any_of(
       std::span(node.outputs).subspan(1), [&](const std::string& name) {
         return !name.empty() && uses_[name] > 0;
@@ -545,8 +556,8 @@ Result<void> Walk::LayerNorm(const OnnxNode& node) {
   if (!EndsIn(x, x.dims.back())) {
     TESSERA_TRY(x, Contiguous(node, std::move(x)));
   }
-  TESSERA_TRY(const TensorId scale, Weight(In(node, 1), {0}, features, 0, 1));
-  TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, features, 0));
+  TESSERA_TRY(const TensorId scale, Weight(by, {0}, features, 0, 1));
+  TESSERA_TRY(const TensorId shift, Weight(plus, {0}, features, 0));
   Letters letters;
   const std::string rows = letters.Of(std::span(x.own).first(x.own.size() - 1));
   const std::string h = letters.Of(std::span(x.own).last(1));
@@ -590,24 +601,73 @@ Result<void> Walk::Dropout(const OnnxNode& node) {
   return {};
 }
 
-Result<void> Walk::Identity(const OnnxNode& node) {
-  // Of 4 and 8 bits, and texts.
-  int64_t to = node.Int("to", kOnnxFloat);
-  for (const OnnxTensor& tensor : model_.initializers) {
-    const bool like = node.op == "CastLike" && Has(node, 1);
-    if (like && tensor.name == node.inputs[1]) to = tensor.type;
+namespace {
+
+// Whether the function that a node makes is 0 or 1 everywhere.
+bool MakesMarks(const Expression* f) {
+  return f != nullptr && (!ComparisonOf(f->op).empty() || f->op == "Not");
+}
+
+}  // namespace
+
+std::optional<int64_t> Walk::TypeOf(const OnnxNode& node, size_t i) const {
+  if (!Has(node, i)) return std::nullopt;
+  const std::string& name = node.inputs[i];
+  if (const auto given = types_.find(name); given != types_.end()) {
+    return given->second;
   }
-  if (to == 8 || to > 16) {
+  if (const OnnxNode* const cast = Producer(name, "Cast")) {
+    return cast->Int("to", kOnnxFloat);
+  }
+  const Value& value = In(node, i);
+  if (value.Is(Value::Kind::kConstant) || value.Is(Value::Kind::kLarge)) {
+    const OnnxNode* const made = Producer(name, "Constant");
+    const OnnxAttribute* const tensor =
+        made == nullptr ? nullptr : made->Find("value");
+    if (tensor != nullptr) return tensor->t.type;
+    return value.constant.is_float ? std::optional<int64_t>(kOnnxFloat)
+                                   : std::nullopt;
+  }
+  const Activation& x = value.x;
+  if (ids_.contains(x.tensor) || marks_.contains(x.tensor) ||
+      MakesMarks(x.f.get())) {
+    return std::nullopt;  // whole numbers or bools
+  }
+  return kOnnxFloat;
+}
+
+Result<void> Walk::CastLike(const OnnxNode& node) {
+  const auto to = TypeOf(node, 1);
+  if (!to) {
+    return InvalidInput("casts to the type of operand 1, which is not known");
+  }
+  OnnxAttribute type;
+  type.name = "to";
+  type.i = *to;
+  OnnxNode& cast = parts_.emplace_back(node);
+  cast.op = "Cast";
+  cast.inputs.resize(1);
+  cast.attributes = {type};
+  return Map(cast);
+}
+
+Result<void> Walk::Identity(const OnnxNode& node) {
+  const bool casts = node.op == "Cast";
+  const int64_t to = casts ? node.Int("to", kOnnxFloat) : kOnnxFloat;
+  if (to == 8 || to > 16) {  // of 4 and 8 bits, and texts
     return InvalidInput("makes elements of a type that is not supported");
   }
-  if (In(node, 0).Is(Value::Kind::kActivation) && node.op == "Cast" &&
-      !IsOnnxFloat(static_cast<int>(node.Int("to", kOnnxFloat)))) {
+  if (!IsOnnxFloat(static_cast<int>(to))) {
     // Whole numbers of one width or another.
+    if (In(node, 0).Is(Value::Kind::kWeight)) {
+      return InvalidInput(
+          "rounds a tensor of the file that is trained: expected that it is "
+          "one of model.frozen");
+    }
     TESSERA_TRY(Activation x, Computed(node, 0));
-    if (x.f == nullptr || !ComparisonOf(x.f->op).empty() || x.f->op == "Not") {
-      const bool compares = x.f != nullptr;
+    if (MakesMarks(x.f.get())) {
       TESSERA_TRY(x, Materialise(std::move(x)));
-      if (compares) marks_.insert(x.tensor);
+      marks_.insert(x.tensor);
     }
     if (x.f != nullptr ||
         !(ids_.contains(x.tensor) || marks_.contains(x.tensor))) {
@@ -667,12 +727,6 @@ Result<void> Walk::Reshape(const OnnxNode& node) {
       std::ranges::any_of(shape, [](int64_t extent) { return extent < 0; });
   if (known != all || negative) {
     return InvalidInput("cannot make " + TextOf(shape) + " of " + TextOf(from));
-  }
-  if (In(node, 0).Is(Value::Kind::kConstant)) {
-    TESSERA_TRY(OnnxConstant constant, Constant(node, 0));
-    constant.shape = shape;
-    Set(node, ConstantValue(std::move(constant)));
-    return {};
   }
   if (In(node, 0).Is(Value::Kind::kPieces) && !shape.empty() &&
       In(node, 0).axis + 1 == from.size() && shape.back() == from.back()) {
@@ -775,22 +829,27 @@ std::vector<Dim> Turned(const std::vector<Dim>& dims,
 
 }  // namespace
 
-Result<void> Walk::Transpose(const OnnxNode& node) {
-  Value value = In(node, 0);
-  const size_t rank = ShapeOf(value).size();
-  std::vector<int64_t> order = node.Ints("perm", {});
-  if (order.empty()) {
-    order.resize(rank);
-    std::iota(order.rbegin(), order.rend(), 0);
+Result<std::vector<size_t>> Walk::OrderOf(const OnnxNode& node, size_t rank) {
+  std::vector<int64_t> perm = node.Ints("perm", {});
+  if (perm.empty()) {
+    perm.resize(rank);
+    std::iota(perm.rbegin(), perm.rend(), 0);
   }
-  std::vector<size_t> axes;
-  for (int64_t axis : order) {
+  std::vector<size_t> order;
+  for (int64_t axis : perm) {
     const auto d = AxisOf(axis, rank);
-    if (d && std::ranges::count(axes, *d) == 0) axes.push_back(*d);
+    if (d && std::ranges::count(order, *d) == 0) order.push_back(*d);
   }
-  if (axes.size() != rank || order.size() != rank) {
+  if (order.size() != rank || perm.size() != rank) {
     return InvalidInput("perm is no order of its dimensions");
   }
+  return order;
+}
+
+Result<void> Walk::Transpose(const OnnxNode& node) {
+  Value value = In(node, 0);
+  TESSERA_TRY(const std::vector<size_t> axes,
+              OrderOf(node, ShapeOf(value).size()));
   if (value.Is(Value::Kind::kConstant)) {
     value.constant = TransposeOnnx(value.constant, axes);
   } else if (value.large) {
@@ -822,7 +881,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"AveragePool", "average_pool", &Walk::AveragePool},
       {"BatchNormalization", "batch_norm, of microbatches", &Walk::BatchNorm},
       {"Cast", "nothing", &Walk::Identity},
-      {"CastLike", "nothing", &Walk::Identity},
+      {"CastLike", "nothing", &Walk::CastLike},
       {"Celu", "elu", &Walk::Function1},
       {"Clip", "clip", &Walk::Clip},
       {"Concat", "concat_channels", &Walk::Concat},
@@ -1105,6 +1164,7 @@ Result<void> Walk::Map(const OnnxNode& node) {
     ++behind_problems_;
     return {};
   }
+  if (node.op == "CastLike") return CastLike(node);  // of constants, too
   if (operands.known && operands.large && !MovesLarge(node)) {
     Set(node, FoldedLarge(node));
     return {};

@@ -46,7 +46,8 @@ struct BoundSizes {
 // A window's places in one direction, as ONNX's MaxPool defines them.
 struct WindowPlaces {
   int64_t count = 1;
-  int64_t pad = 0;  // in front
+  int64_t pad = 0;     // in front
+  int64_t behind = 0;  // padding, too
   int64_t stride = 1;
   int64_t window = 1;
   int64_t dilation = 1;
@@ -148,11 +149,17 @@ class Walk {
   // Operand `i`; errors where it is of another kind.
   Result<OnnxConstant> Constant(const OnnxNode& node, size_t i) const;
   Result<std::vector<int64_t>> Ints(const OnnxNode& node, size_t i) const;
+  // ONNX's type of operand `i`; of what is computed a floating-point one stands
+  // for all. Nothing where it is of whole numbers or bools that are not told
+  // apart here.
+  std::optional<int64_t> TypeOf(const OnnxNode& node, size_t i) const;
   Result<Activation> Computed(const OnnxNode& node, size_t i);
   static Shape ShapeOf(const Value& value);
+  // Of a Transpose of `rank` dimensions, by their places in its operand.
+  static Result<std::vector<size_t>> OrderOf(const OnnxNode& node, size_t rank);
 
   // ---- nodes of Tessera's graph
-  std::string Unique(std::string name);
+  std::string Unique(const std::string& name);
   static std::string NameOf(const OnnxNode& node);
   // Of a dimension that a node makes.
   static std::string AtomOf(const OnnxNode& node, std::string_view which);
@@ -160,6 +167,8 @@ class Walk {
   Result<Atom> Whole(const std::string& name, int64_t extent, char letter);
   // Applies what is gathered, so that the tensor is the value itself.
   Result<Activation> Materialise(Activation x);
+  // Operand `i`, computed in part where it is too deep for another function.
+  Result<Activation> ForAnother(const OnnxNode& node, size_t i);
   // f of a tensor whose dimensions have these letters.
   Result<TensorId> Apply(TensorId x, const std::string& letters,
                          const std::shared_ptr<const Expression>& f);
@@ -176,6 +185,9 @@ class Walk {
   // With dimension d one atom of its tensor, which is what reads it may ask
   // for: atoms of several are joined, a dimension of 1 is made.
   Result<Activation> Joined(const OnnxNode& node, Activation x, size_t d);
+  // The same, of several atoms or none, with an atom that has no id: what reads
+  // it gives it one, or takes it apart (WithDim).
+  Result<Activation> Merged(const OnnxNode& node, Activation x, size_t d);
   // y, in whose tensor dimension `at` has `extent` places that are called
   // `name`, as dimension d: one atom, or up to three that it is taken apart
   // into behind y, by a node of their own.
@@ -286,6 +298,9 @@ class Walk {
                             int64_t places, std::string_view op,
                             std::vector<Attribute> attributes,
                             const std::string& what);
+  // Places of `value` in front of dimension d's and behind them.
+  Result<Activation> Padded(const OnnxNode& node, Activation x, size_t d,
+                            int64_t before, int64_t behind, double value);
   // ---- ids
   // Operand `i`, which has ids.
   Result<Activation> Ids(const OnnxNode& node, size_t i);
@@ -401,8 +416,7 @@ class Walk {
   // Whether all nodes that read a value, wherever its elements are moved, are
   // such.
   bool AreRead(const std::string& value,
-               const std::function<bool(const OnnxNode&)>& by,
-               std::set<std::string_view>& seen) const;
+               const std::function<bool(const OnnxNode&)>& by) const;
   // Whether the user says that a tensor of the file is a constant.
   bool IsFrozen(const std::string& name) const;
   // Whether a tensor of one number is trained.
@@ -477,8 +491,9 @@ class Walk {
   CellState Step(const OnnxNode& node, const std::string& prefix,
                  const LayerWeights& weights, TensorId x, CellState state,
                  bool keeps);
-  CellState StepApart(const OnnxNode& node, const std::string& prefix,
-                      const LayerWeights& weights, TensorId x, CellState state);
+  CellState StepApart(const OnnxNode& node, int64_t direction,
+                      const std::string& prefix, const LayerWeights& weights,
+                      TensorId x, CellState state);
   // One direction: the states of all steps, by their places, and in `last` that
   // behind the last one.
   Result<std::vector<TensorId>> StatesOf(const OnnxNode& node,
@@ -534,6 +549,7 @@ class Walk {
   Result<void> CheckSizes(const OnnxNode& node);
   Result<void> ArgMax(const OnnxNode& node);
   Result<void> AveragePool(const OnnxNode& node);
+  Result<void> CastLike(const OnnxNode& node);
   Result<void> Clip(const OnnxNode& node);
   Result<void> Function1(const OnnxNode& node);
   Result<void> GeneralGemm(const OnnxNode& node);
@@ -612,11 +628,13 @@ class Walk {
   std::set<const OnnxNode*> needed_;
   std::map<std::string_view, const OnnxNode*> producers_;
   std::map<const OnnxNode*, Rotary> rotary_;  // by their last nodes
+  std::map<std::string_view, int> types_;  // of the file's tensors and inputs
   std::map<std::string, int> uses_;  // how many nodes and outputs read a value
   std::map<std::string, std::vector<const OnnxNode*>> readers_;
   std::set<const OnnxNode*> done_;  // by a node in front of them
   std::set<std::string> names_;
-  std::set<TensorId> ids_;    // tensors of whole numbers
+  std::map<std::string, size_t> repeats_;  // of a name, so far
+  std::set<TensorId> ids_;                 // tensors of whole numbers
   std::set<TensorId> marks_;  // of the graph's type, but of 0 and 1
   std::map<std::string, MadeWeight> weights_;
   PublishedLayout layout_;

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <map>
-#include <optional>
 #include <sstream>
 #include <unordered_map>
 #include <vector>
@@ -134,6 +133,24 @@ void AddWeights(const Graph& graph, const Plan& plan, proto::Plan& out) {
   }
 }
 
+proto::PlannedGraph PlannedGraphOf(const Graph& graph) {
+  proto::PlannedGraph out;
+  out.set_model(graph.name);
+  out.set_global_batch(graph.global_batch);
+  out.set_seq_len(graph.seq_len);
+  out.set_dtype(std::string(NameOf(graph.dtype)));
+  return out;
+}
+
+std::string InWords(const proto::PlannedGraph& graph) {
+  std::string text =
+      graph.model() + " (global batch " + std::to_string(graph.global_batch());
+  if (graph.seq_len() > 1) {
+    text += ", sequence length " + std::to_string(graph.seq_len());
+  }
+  return text + ", " + graph.dtype() + ")";
+}
+
 proto::Plan ToProto(const Graph& graph, const Plan& plan) {
   proto::Plan out;
   out.set_schema_version(kSchemaVersion);
@@ -164,6 +181,7 @@ proto::Plan ToProto(const Graph& graph, const Plan& plan) {
   out.set_bucket_bytes(plan.bucket_bytes.value);
   if (plan.prefetch != Plan().prefetch) out.set_prefetch(plan.prefetch);
   out.set_zigzag(plan.zigzag);
+  *out.mutable_graph() = PlannedGraphOf(graph);
   return out;
 }
 
@@ -190,9 +208,18 @@ class Reader {
 
   Result<Plan> Run() {
     TESSERA_RETURN_IF_ERROR(CheckFingerprint());
-    plan_.graph_fingerprint = message_.graph_fingerprint();
+    return RunForAnySize();
+  }
+
+  Result<Plan> RunForAnySize() {
+    plan_.graph_fingerprint = Fingerprint(graph_);
     plan_.cluster_name = message_.cluster();
     plan_.schedule = message_.schedule();
+    if (message_.microbatches() < 1) {
+      return InvalidInput("is " + std::to_string(message_.microbatches()) +
+                              ": expected at least 1",
+                          "microbatches");
+    }
     plan_.microbatches = message_.microbatches();
     plan_.bucket_bytes = {message_.bucket_bytes()};
     if (message_.has_prefetch()) plan_.prefetch = message_.prefetch();
@@ -206,38 +233,22 @@ class Reader {
   }
 
  private:
-  // The dtype in which the graph is the plan's, if there is one.
-  std::optional<DType> OtherDType() const {
-    Graph other = graph_;
-    for (const DType dtype : {DType::kFloat64, DType::kFloat32,
-                              DType::kBFloat16, DType::kFloat16}) {
-      other.dtype = dtype;
-      if (Fingerprint(other) == message_.graph_fingerprint()) return dtype;
-    }
-    return std::nullopt;
-  }
-
   Result<void> CheckFingerprint() {
     const std::string& found = message_.graph_fingerprint();
     const std::string expected = Fingerprint(graph_);
     if (found == expected) return {};
-    if (const auto dtype = OtherDType()) {
-      const std::string name(NameOf(*dtype));
-      return InvalidInput("is '" + found + "': the plan is for " + graph_.name +
-                              " in " + name + ", not in " +
-                              std::string(NameOf(graph_.dtype)) + " (--dtype " +
-                              name + ")",
-                          "graph_fingerprint");
+    const std::string own = InWords(PlannedGraphOf(graph_));
+    std::string text = "is '" + found + "': the plan is for ";
+    if (!message_.has_graph()) {
+      text += "another model, batch, sequence length or dtype than " + own;
+    } else if (const std::string other = InWords(message_.graph());
+               other != own) {
+      text += other + ", not for " + own;
+    } else {
+      text += "another model of the same name, " + own;
     }
-    return InvalidInput(
-        "is '" + found +
-            "': the plan is for another model, batch or sequence length than " +
-            graph_.name + " (global batch " +
-            std::to_string(graph_.global_batch) + ", sequence length " +
-            std::to_string(graph_.seq_len) + ", " +
-            std::string(NameOf(graph_.dtype)) + "), whose fingerprint is '" +
-            expected + "'",
-        "graph_fingerprint");
+    return InvalidInput(text + ", whose fingerprint is '" + expected + "'",
+                        "graph_fingerprint");
   }
 
   Result<void> ReadActions() {
@@ -278,7 +289,14 @@ class Reader {
                                 std::to_string(kMaxAxes),
                             Indexed("groups", g, "axes"));
       }
-      for (const proto::MeshAxis& axis : row.axes()) {
+      for (int a = 0; a < row.axes_size(); ++a) {
+        const proto::MeshAxis& axis = row.axes(a);
+        if (axis.size() < 1 || axis.size() > kMostPlannedDevices) {
+          return InvalidInput("is " + std::to_string(axis.size()) +
+                                  ": expected 1 to " +
+                                  std::to_string(kMostPlannedDevices),
+                              Indexed("groups", g, Indexed("axes", a, "size")));
+        }
         group.axes.push_back({axis.name(),
                               axis.size(),
                               {axis.shares().begin(), axis.shares().end()}});
@@ -448,6 +466,29 @@ Result<Plan> ReadPlan(const std::string& path, const Graph& graph) {
   auto plan = Reader(message, graph).Run();
   if (!plan) return plan.error().At(path);
   return plan;
+}
+
+Result<PlanOfAnySize> ReadPlanOfAnySize(const std::string& path,
+                                        const Graph& graph) {
+  proto::Plan message;
+  TESSERA_RETURN_IF_ERROR(ReadProtoFile(path, message));
+  auto plan = Reader(message, graph).RunForAnySize();
+  if (!plan) {
+    Error error = plan.error().At(path);
+    if (message.has_graph() && message.graph().model() != graph.name) {
+      error.message += " (the plan is for " + InWords(message.graph()) +
+                       ", not for " + InWords(PlannedGraphOf(graph)) + ")";
+    }
+    return error;
+  }
+  if (message.has_graph() && message.graph().global_batch() < 1) {
+    return InvalidInput("is " + std::to_string(message.graph().global_batch()) +
+                            ": expected 1 or more",
+                        path + ": graph.global_batch");
+  }
+  return PlanOfAnySize{*std::move(plan), message.has_graph()
+                                             ? message.graph().global_batch()
+                                             : graph.global_batch};
 }
 
 Result<void> WritePlan(const std::string& path, const Graph& graph,

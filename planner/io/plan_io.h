@@ -1,6 +1,7 @@
 #pragma once
 // Plan files (proto/plan.proto). Thread-safe: functions without state.
 
+#include <cstdint>
 #include <string>
 
 #include "planner/base/result.h"
@@ -17,6 +18,15 @@ inline constexpr int kMostPlannedDevices = 1 << 20;
 // `where` of an error is "path: placements[3].splits[1]", or
 // "path:line:column" where the file cannot be parsed.
 Result<Plan> ReadPlan(const std::string& path, const Graph& graph);
+
+// A plan of the model, made for perhaps another global batch, sequence length
+// or dtype. It may not be valid for this one.
+struct PlanOfAnySize {
+  Plan plan;
+  int64_t global_batch = 0;  // of a step; where the file says none, the graph's
+};
+Result<PlanOfAnySize> ReadPlanOfAnySize(const std::string& path,
+                                        const Graph& graph);
 
 // What a plan file records of the search that found the plan.
 struct PlanPrediction {

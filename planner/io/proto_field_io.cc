@@ -130,7 +130,8 @@ Result<std::vector<int>> Select(const Message& message,
   return UnknownName("element", selector, known);
 }
 
-// The number that `amount` makes of `before`.
+// The number that `amount` makes of `before`; of a field that counts a whole
+// one. Bytes and what a factor gives are rounded.
 Result<double> NumberOf(const FieldDescriptor& field, const Amount& amount,
                         double before) {
   if (amount.dimension == Dimension::kFactor) return before * amount.value;
@@ -138,6 +139,11 @@ Result<double> NumberOf(const FieldDescriptor& field, const Amount& amount,
   if (amount.dimension != dimension) {
     return InvalidInput("'" + amount.text + "' is not " +
                         std::string(Expected(dimension)));
+  }
+  const bool counts = field.cpp_type() != FieldDescriptor::CPPTYPE_DOUBLE &&
+                      dimension == Dimension::kNumber;
+  if (counts && amount.value != std::floor(amount.value)) {
+    return InvalidInput("'" + amount.text + "' is not a whole number");
   }
   return amount.value;
 }

@@ -18,6 +18,8 @@
 #include "planner/base/file.h"
 #include "planner/base/table.h"
 #include "planner/io/json_check_io.h"
+#include "planner/io/proto_endings.h"
+#include "planner/io/text_check_io.h"
 
 namespace tessera {
 namespace {
@@ -75,7 +77,9 @@ Result<void> ParseText(const std::string& bytes, Message& out) {
   FirstError errors;
   TextFormat::Parser parser;
   parser.RecordErrorsTo(&errors);
-  if (parser.ParseFromString(bytes, &out)) return {};
+  if (parser.ParseFromString(bytes, &out)) {
+    return CheckTextFields(bytes, *out.GetDescriptor());
+  }
   Error error = errors.error.value_or(InvalidInput("not a text proto"));
   error.message = WithNearestField(error.message, *out.GetDescriptor());
   return error;
@@ -266,26 +270,21 @@ Result<std::string> PrintBinary(const Message& message) {
 // ---- the table of encodings ----------------------------------------------
 
 struct Encoding {
-  std::string_view name;  // the file's ending
   Result<void> (*parse)(const std::string& bytes, Message& out);
   Result<std::string> (*print)(const Message& message);
 };
 
+// In the order of ProtoEncoding.
 constexpr std::array kEncodings = {
-    Encoding{".txtpb", ParseText, PrintText},
-    Encoding{".json", ParseJson, PrintJson},
-    Encoding{".pb", ParseBinary, PrintBinary},
+    Encoding{ParseText, PrintText},
+    Encoding{ParseJson, PrintJson},
+    Encoding{ParseBinary, PrintBinary},
 };
 
 Result<const Encoding*> EncodingOf(const std::string& path) {
-  for (const Encoding& encoding : kEncodings) {
-    if (path.ends_with(encoding.name)) return &encoding;
-  }
-  std::string message = "unknown file ending; known:";
-  for (const Encoding& encoding : kEncodings) {
-    message += " " + std::string(encoding.name);
-  }
-  return InvalidInput(message, path);
+  const auto encoding = ProtoEncodingOf(path);
+  if (encoding) return &kEncodings[static_cast<size_t>(*encoding)];
+  return InvalidInput("unknown file ending: expected " + ProtoEndings(), path);
 }
 
 // "path" + "line:column" is "path:line:column".
@@ -296,10 +295,6 @@ Error InFile(const Error& error, const std::string& path) {
 }
 
 }  // namespace
-
-bool HasProtoFileEnding(const std::string& path) {
-  return EncodingOf(path).has_value();
-}
 
 Result<void> ReadProtoFile(const std::string& path, Message& out) {
   TESSERA_TRY(const Encoding* encoding, EncodingOf(path));

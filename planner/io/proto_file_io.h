@@ -1,8 +1,8 @@
 #pragma once
 // One reader and one writer for every file format of proto/. The ending
-// chooses the encoding: .txtpb (text proto), .json (JSON with the field names
-// of the .proto file) or .pb (binary). Included only by *_io.cc files, which
-// turn messages into plain structs.
+// chooses the encoding (proto_endings.h): .txtpb (text proto), .json (JSON with
+// the field names of the .proto file) or .pb (binary). Included only by *_io.cc
+// files, which turn messages into plain structs.
 //
 // Every format's message has an int32 field schema_version. Thread-safe:
 // functions without state.
@@ -17,9 +17,6 @@ namespace tessera {
 
 // The version that is written, and the only one that is read.
 inline constexpr int kSchemaVersion = 1;
-
-// Whether `path` ends as a file that can be read and written here.
-bool HasProtoFileEnding(const std::string& path);
 
 // Replaces the contents of `out` by the file's. Errors: kNotFound for a
 // missing file; kInvalidInput for an unknown ending, a syntax error, a file

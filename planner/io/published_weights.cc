@@ -2,16 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <optional>
+#include <span>
+
+#include "planner/base/element_count.h"
 
 namespace tessera {
 namespace {
 
 int64_t Product(const Shape& shape, size_t begin, size_t end) {
-  return std::accumulate(shape.begin() + static_cast<int64_t>(begin),
-                         shape.begin() + static_cast<int64_t>(end), int64_t{1},
-                         std::multiplies<>());
+  return ElementCount(std::span(shape).subspan(begin, end - begin));
 }
 
 // A weight as a matrix of outputs by inputs, or a vector.

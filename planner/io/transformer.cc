@@ -638,6 +638,19 @@ Result<Graph> Transformer::Finish(const Head& head, TensorId x, int64_t places,
       AddElementLoss(builder_, *head.loss, "loss", x, targets, "bsv", 1));
 }
 
+Result<Graph> Transformer::FinishDecoder(const Head& head, TensorId x,
+                                         const LanguageHead& own) {
+  if (head.kind != HeadKind::kOwn) {
+    return Finish(head, x, seq_len_, own.width, own.stddev);
+  }
+  const TensorId matrix =
+      own.tied_to.valid()
+          ? own.tied_to
+          : Matrix(own.name + ".weight", {own.vocabulary.rows, own.width},
+                   own.stddev);
+  return Finish(own.name, x, matrix, own.vocabulary);
+}
+
 TensorId Transformer::Select(std::string name, TensorId x, int64_t place) {
   return builder_.Add1("select", std::move(name), {x}, "",
                        {{"count", 1}, {"place", static_cast<double>(place)}});

@@ -145,6 +145,15 @@ struct ExpertOptions {
   GatedNames names = {};
 };
 
+// What a decoder makes logits of tokens with.
+struct LanguageHead {
+  std::string name = "lm_head";
+  TensorId tied_to = {};  // the embedding; invalid: it has a matrix of its own
+  Vocabulary vocabulary;
+  int64_t width = 0;  // of the last hidden states
+  double stddev = 0;
+};
+
 class Transformer {
  public:
   // Adds the inputs "tokens", "labels" and "positions", (samples, places); for
@@ -250,6 +259,9 @@ class Transformer {
                        int64_t width, double stddev);
   // The same of a loss that is there.
   Result<Graph> Finish(TensorId loss);
+  // The same of a decoder: by `own` where the head is the family's own.
+  Result<Graph> FinishDecoder(const Head& head, TensorId x,
+                              const LanguageHead& own);
 
  private:
   // activation(gate(x)) * up(x).

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "planner/base/divide.h"
 #include "planner/ir/vocabulary.h"
 
 namespace tessera {
@@ -16,7 +17,7 @@ Vocabulary ReadVocabulary(ModelConfig& config,
   const int64_t tokens = fallback ? config.Size("vocab_size", *fallback)
                                   : config.Size("vocab_size");
   const int64_t multiple = config.Size("vocab_multiple", 1);
-  return {tokens, (tokens + multiple - 1) / multiple * multiple};
+  return {tokens, RoundUp(tokens, multiple)};
 }
 
 }  // namespace tessera

@@ -23,6 +23,7 @@ constexpr double kLeastPeak = 1e9;  // operations/s
 constexpr double kMostPeak = 1e21;
 constexpr double kMostBytes = 1e18;
 constexpr double kLongestLatency = 1;  // s
+constexpr double kLongestLaunch = 0.01;
 constexpr double kLeastSlowness = 1e-3;
 constexpr double kMostSlowness = 1e6;
 constexpr double kMostPasses = 100;  // over values, of a stack's kernels
@@ -113,6 +114,9 @@ struct Problems {
 
 void CheckDeviceType(const DeviceType& type, const std::string& at,
                      Problems& problems) {
+  if (type.name.empty()) {
+    problems.Add(at + ".name", "is empty: profiles have times by it");
+  }
   problems.RequirePositiveBytes(type.memory, at + ".memory");
   const FlopsPerSecond peaks[] = {type.peak_fp64, type.peak_fp32,
                                   type.peak_bf16, type.peak_fp16,
@@ -133,7 +137,8 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
   if (type.sustained_rate != 0) {
     problems.RequireFraction(type.sustained_rate, at + ".sustained_rate");
   }
-  problems.RequireLatency(type.launch_overhead, at + ".launch_overhead");
+  problems.RequireUpTo(kLongestLaunch, type.launch_overhead.seconds(),
+                       at + ".launch_overhead");
   problems.RequireSlowness(type.slowness, at + ".slowness");
   if (type.multiprocessors < 0 || type.multiprocessors > kMostProcessors) {
     problems.Add(at + ".multiprocessors",

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "planner/base/element_count.h"
 #include "planner/base/fnv1a.h"
 #include "planner/base/indexed.h"
 #include "planner/base/table.h"
@@ -117,32 +118,7 @@ int64_t ParameterCount(const Graph& graph) {
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& tensor = graph.tensors[t];
     if (tensor.kind != TensorKind::kWeight || momenta[t] >= 0) continue;
-    int64_t elements = 1;
-    for (int64_t extent : tensor.shape) elements *= extent;
-    count += elements;
-  }
-  return count;
-}
-
-int64_t MatmulParameterCount(const Graph& graph) {
-  int64_t count = 0;
-  for (const Node& node : graph.nodes) {
-    if (node.pass != Pass::kForward || node.op->op_class != OpClass::kMatmul) {
-      continue;
-    }
-    for (TensorId id : node.operands) {
-      const Tensor& tensor = graph.tensor(id);
-      if (tensor.kind != TensorKind::kWeight || tensor.shape.size() < 2 ||
-          node.rule.terms[static_cast<size_t>(
-              std::find(node.operands.begin(), node.operands.end(), id) -
-              node.operands.begin())] != 0) {
-        continue;
-      }
-      int64_t elements = 1;
-      for (int64_t extent : tensor.shape) elements *= extent;
-      const double active = ActiveShareOf(graph, node).weights;
-      count += std::llround(active * static_cast<double>(elements));
-    }
+    count += ElementCount(tensor.shape);
   }
   return count;
 }

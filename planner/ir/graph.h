@@ -97,10 +97,6 @@ inline constexpr int64_t kMostConstants = int64_t{1} << 22;
 
 // Number of trained scalars.
 int64_t ParameterCount(const Graph& graph);
-// Trained scalars that take part in a token's matrix products: each weight once
-// for every linear that reads it (a tied output head once, lookups not), of
-// experts the share that a token is routed to.
-int64_t MatmulParameterCount(const Graph& graph);
 
 // Model FLOPs of one training step: 6 per matrix-product parameter and token
 // (active experts only, however many slots of theirs are computed),

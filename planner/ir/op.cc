@@ -56,6 +56,20 @@ std::string AttributeProblem(const OpDef& op, const Attribute& attribute) {
       .message;
 }
 
+bool AddsToResult(const OpDef& op, size_t k) {
+  switch (op.accumulation) {
+    case Accumulation::kNone:
+      return false;
+    case Accumulation::kAll:
+      return true;
+    case Accumulation::kFirst:
+      return k == 0;
+    case Accumulation::kBehindFirst:
+      return k > 0;
+  }
+  return false;
+}
+
 bool AddsPartialSums(const OpDef& op, size_t operands) {
   return operands > 1 && std::any_of(op.linear.begin(), op.linear.end(),
                                      [&](const std::vector<size_t>& set) {

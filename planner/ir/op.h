@@ -105,6 +105,16 @@ struct FactorSize {
   std::string_view attribute;
 };
 
+// Which results a call can add to what they hold (KernelCall::accumulate), so
+// that a gradient of a weight grows over microbatches and uses. What others
+// make is written anew, and added by a `sum` behind it.
+enum class Accumulation : uint8_t {
+  kNone,
+  kAll,
+  kFirst,        // the loss, not the statistics behind it
+  kBehindFirst,  // gradients of weights, not that of the input
+};
+
 struct OpDef {
   std::string_view name;
   std::string_view summary;
@@ -154,7 +164,11 @@ struct OpDef {
   // operand alone, a sum in all together. (Operands of another term of the
   // rule, a bias, count as zero.) Nothing else may read a partial sum.
   std::vector<std::vector<size_t>> linear = {};
+  Accumulation accumulation = Accumulation::kNone;
 };
+
+// Whether a call that accumulates adds to result k.
+bool AddsToResult(const OpDef& op, size_t k);
 
 // Whether an operator is linear in several operands at once, and these are all
 // of a node's: partial sums of all of them pass through it as one. Where an

@@ -31,7 +31,6 @@
 //   (all-reduces)
 //   adafactor_step, adafactor_vector_step
 
-#include <span>
 #include <string_view>
 
 namespace tessera {
@@ -51,7 +50,6 @@ struct FactoredKernel {
   int piece_writes = 0;
   int weight_writes = 0;
 };
-std::span<const FactoredKernel> FactoredKernels();
 // Null where no kernel is called so.
 const FactoredKernel* FindFactoredKernel(std::string_view name);
 

@@ -1,12 +1,12 @@
 #include "planner/lower/file_layout.h"
 
 #include "planner/base/check.h"
+#include "planner/base/divide.h"
 #include "planner/base/free_list.h"
 
 namespace tessera {
 Bytes WholeFileBlocks(Bytes bytes) {
-  return {(bytes.value + kFileBlockBytes - 1) / kFileBlockBytes *
-          kFileBlockBytes};
+  return {RoundUp(bytes.value, kFileBlockBytes)};
 }
 
 FileLayout LayOutFile(const TaskGraph& tasks, std::span<const Bytes> bytes) {

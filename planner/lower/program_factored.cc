@@ -44,10 +44,6 @@ std::vector<ValueId> Take(std::vector<ValueId>& from, size_t count) {
 
 }  // namespace
 
-std::span<const FactoredKernel> FactoredKernels() {
-  return kKernels;
-}
-
 const FactoredKernel* FindFactoredKernel(std::string_view name) {
   const auto kernel = std::ranges::find(kKernels, name, &FactoredKernel::name);
   return kernel == kKernels.end() ? nullptr : &*kernel;

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "planner/ir/statistics_dtype.h"
+#include "planner/lower/accumulation.h"
 #include "planner/lower/program_builder.h"
-#include "planner/ops/accumulation.h"
 
 namespace tessera {
 namespace {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "planner/base/element_count.h"
 #include "planner/plan/transfer.h"
 
 namespace tessera {
@@ -26,9 +27,7 @@ int64_t BytesOf(const Value& value, const DeviceGroup& group,
 }
 
 int64_t WholeBytes(const Value& value) {
-  int64_t bytes = SizeOf(value.dtype);
-  for (int64_t extent : value.shape) bytes *= extent;
-  return bytes;
+  return ElementCount(value.shape) * SizeOf(value.dtype);
 }
 
 bool EqualShards(const Value& value, const DeviceGroup& group) {
@@ -281,9 +280,7 @@ Bytes TransferBytes(const Value& here, const DeviceGroup& group,
   }
   int64_t most = 0;
   for (const auto& [piece, shard] : boxes) {
-    int64_t elements = 1;
-    for (int64_t extent : piece) elements *= extent;
-    if (!InOnePiece(piece, shard)) most = std::max(most, elements);
+    if (!InOnePiece(piece, shard)) most = std::max(most, ElementCount(piece));
   }
   return {most * SizeOf(here.dtype)};
 }

@@ -91,7 +91,8 @@ std::vector<OpDef> BatchNormOps() {
       {.name = "batch_norm_dx",
        .summary = "gradients of batch norm's input, scale and shift",
        .flops = FlopsPerPoint<11>,
-       .coupling = {"bhw", "gc", 3}},
+       .coupling = {"bhw", "gc", 3},
+       .accumulation = Accumulation::kBehindFirst},
       {.name = "ghost_batch_norm",
        .summary = "batch norm over each of some groups of a microbatch",
        .form = {"x, scale, shift -> y, mean, rstd, as in "
@@ -107,7 +108,8 @@ std::vector<OpDef> BatchNormOps() {
       {.name = "ghost_batch_norm_dx",
        .summary = "gradients of ghost batch norm's input, scale and shift",
        .flops = FlopsPerPoint<11>,
-       .coupling = {"bhw", "gc", 3, "groups"}},
+       .coupling = {"bhw", "gc", 3, "groups"},
+       .accumulation = Accumulation::kBehindFirst},
       {.name = "tracked_batch_norm",
        .summary = "batch norm that keeps running averages",
        .form = {"x, scale, shift, averages of mean and variance -> y, mean, "
@@ -125,7 +127,8 @@ std::vector<OpDef> BatchNormOps() {
        .summary = "gradients of tracked batch norm's input, scale and shift, "
                   "and distances of its averages",
        .flops = FlopsPerPoint<11>,
-       .coupling = {"bhw", "gc", 5}},
+       .coupling = {"bhw", "gc", 5},
+       .accumulation = Accumulation::kBehindFirst},
       {.name = "tracked_ghost_batch_norm",
        .summary = "ghost batch norm that keeps running averages",
        .form = {"x, scale, shift, averages of mean and variance -> y, mean, "
@@ -144,7 +147,8 @@ std::vector<OpDef> BatchNormOps() {
        .summary = "gradients of tracked ghost batch norm's input, scale and "
                   "shift, and distances of its averages",
        .flops = FlopsPerPoint<11>,
-       .coupling = {"bhw", "gc", 5, "groups"}},
+       .coupling = {"bhw", "gc", 5, "groups"},
+       .accumulation = Accumulation::kBehindFirst},
   };
 }
 

@@ -62,39 +62,54 @@ std::vector<OpDef> BroadcastOps() {
       {.name = "multiply",
        .summary = "product",
        .adjoints = {{"multiply", "dy0,x1->dx0"}, {"multiply", "dy0,x0->dx1"}},
-       .linear = {{0}, {1}}},
+       .linear = {{0}, {1}},
+       .accumulation = Accumulation::kAll},
       // A sum of equals, where neither is broadcast, is an `add`.
       {.name = "broadcast_add",
        .summary = "sum of operands of different shapes",
        .adjoints = {{"reduce_sum", "dy0->dx0"}, {"reduce_sum", "dy0->dx1"}},
-       .linear = {{0, 1}}},
+       .linear = {{0, 1}},
+       .accumulation = Accumulation::kAll},
       {.name = "subtract",
        .summary = "difference",
        .adjoints = {{"reduce_sum", "dy0->dx0"},
                     {"reduce_negative", "dy0->dx1"}},
-       .linear = {{0, 1}}},
+       .linear = {{0, 1}},
+       .accumulation = Accumulation::kAll},
       {.name = "divide",
        .summary = "quotient",
        .adjoints = {{"divide_dx", "dy0,x1->dx0"},
                     {"divide_dy", "dy0,x0,x1->dx1"}},
-       .linear = {{0}}},
+       .linear = {{0}},
+       .accumulation = Accumulation::kAll},
       {.name = "maximum",
        .summary = "the larger one",
        .adjoints = {{"maximum_dx", "dy0,x0,x1->dx0"},
-                    {"maximum_dx", "dy0,x1,x0->dx1"}}},
+                    {"maximum_dx", "dy0,x1,x0->dx1"}},
+       .accumulation = Accumulation::kAll},
       {.name = "minimum",
        .summary = "the smaller one",
        .adjoints = {{"minimum_dx", "dy0,x0,x1->dx0"},
-                    {"minimum_dx", "dy0,x1,x0->dx1"}}},
-      {.name = "equal", .summary = "1 where operands are equal, else 0"},
-      {.name = "not_equal", .summary = "1 where operands differ, else 0"},
-      {.name = "less", .summary = "1 where the first one is less, else 0"},
+                    {"minimum_dx", "dy0,x1,x0->dx1"}},
+       .accumulation = Accumulation::kAll},
+      {.name = "equal",
+       .summary = "1 where operands are equal, else 0",
+       .accumulation = Accumulation::kAll},
+      {.name = "not_equal",
+       .summary = "1 where operands differ, else 0",
+       .accumulation = Accumulation::kAll},
+      {.name = "less",
+       .summary = "1 where the first one is less, else 0",
+       .accumulation = Accumulation::kAll},
       {.name = "less_equal",
-       .summary = "1 where the first one is less or equal, else 0"},
+       .summary = "1 where the first one is less or equal, else 0",
+       .accumulation = Accumulation::kAll},
       {.name = "greater",
-       .summary = "1 where the first one is greater, else 0"},
+       .summary = "1 where the first one is greater, else 0",
+       .accumulation = Accumulation::kAll},
       {.name = "greater_equal",
-       .summary = "1 where the first one is greater or equal, else 0"},
+       .summary = "1 where the first one is greater or equal, else 0",
+       .accumulation = Accumulation::kAll},
   };
   for (OpDef& op : ops) {
     op.form = kBroadcastForm;
@@ -110,37 +125,45 @@ std::vector<OpDef> BroadcastOps() {
        .adjoints = {{"where_dx", "dy0,x0->dx1"}, {"where_dy", "dy0,x0->dx2"}},
        .flops = FlopsPerPoint<1>,
        .problem = BroadcastProblem,
-       .linear = {{1, 2}}});
+       .linear = {{1, 2}},
+       .accumulation = Accumulation::kAll});
   ops.push_back({.name = "where_dx",
                  .summary = "gradient of what is taken where a condition is "
                             "not 0",
                  .flops = FlopsPerPoint<1>,
-                 .linear = {{0}}});
+                 .linear = {{0}},
+                 .accumulation = Accumulation::kAll});
   ops.push_back({.name = "where_dy",
                  .summary = "gradient of what is taken where a condition is 0",
                  .flops = FlopsPerPoint<1>,
-                 .linear = {{0}}});
+                 .linear = {{0}},
+                 .accumulation = Accumulation::kAll});
   ops.push_back({.name = "reduce_negative",
                  .summary = "minus the sum over factors that the result lacks",
                  .flops = FlopsPerPoint<1>,
-                 .linear = {{0}}});
+                 .linear = {{0}},
+                 .accumulation = Accumulation::kAll});
   ops.push_back({.name = "divide_dx",
                  .summary = "gradient of a dividend",
                  .flops = FlopsPerPoint<2>,
-                 .linear = {{0}}});
+                 .linear = {{0}},
+                 .accumulation = Accumulation::kAll});
   ops.push_back({.name = "divide_dy",
                  .summary = "gradient of a divisor",
                  .flops = FlopsPerPoint<4>,
-                 .linear = {{0}, {1}}});
+                 .linear = {{0}, {1}},
+                 .accumulation = Accumulation::kAll});
   // Operands: dy, the operand whose gradient it is, and the other one.
   ops.push_back({.name = "maximum_dx",
                  .summary = "gradient of the larger one; of equals, half each",
                  .flops = FlopsPerPoint<2>,
-                 .linear = {{0}}});
+                 .linear = {{0}},
+                 .accumulation = Accumulation::kAll});
   ops.push_back({.name = "minimum_dx",
                  .summary = "gradient of the smaller one; of equals, half each",
                  .flops = FlopsPerPoint<2>,
-                 .linear = {{0}}});
+                 .linear = {{0}},
+                 .accumulation = Accumulation::kAll});
   return ops;
 }
 

@@ -175,11 +175,13 @@ std::vector<OpDef> ConvolutionOps() {
        .op_class = OpClass::kMatmul,
        .flops = ConvolutionFlops,
        .windows = true,
-       .linear = {{0}, {1}}},
+       .linear = {{0}, {1}},
+       .accumulation = Accumulation::kAll},
       {.name = "conv2d_db",
        .summary = "gradient of conv2d's bias: sums of dy",
        .flops = FlopsPerPoint<1>,
-       .linear = {{0}}},
+       .linear = {{0}},
+       .accumulation = Accumulation::kAll},
   };
 }
 

@@ -29,7 +29,8 @@ std::vector<OpDef> CrossEntropyOps() {
        .rule_of_samples = "b->",
        .flops = FlopsPerPoint<1>,
        .integer_operands = {0},
-       .once_per_step = true},
+       .once_per_step = true,
+       .accumulation = Accumulation::kAll},
       // Results: the loss, and the log-sum-exp of each token's logits.
       {.name = "cross_entropy",
        .summary = "softmax cross-entropy over the last dimension",
@@ -43,7 +44,8 @@ std::vector<OpDef> CrossEntropyOps() {
                        .list = true}},  // of none or one
        .problem = Problem,
        .integer_operands = {1},
-       .coupling = {"v", "bs", 3}},
+       .coupling = {"v", "bs", 3},
+       .accumulation = Accumulation::kFirst},
       // In fp16 multiplied by the loss scale, which stands behind the operands.
       {.name = "cross_entropy_dx",
        .summary = "(softmax - onehot) / counted tokens",

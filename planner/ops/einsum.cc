@@ -48,7 +48,8 @@ std::vector<OpDef> EinsumOps() {
        .adjoints = {{"einsum", "dy0,x1->dx0"}, {"einsum", "dy0,x0->dx1"}},
        .flops = FlopsPerPoint<2>,
        .problem = EinsumProblem,
-       .linear = {{0}, {1}}},
+       .linear = {{0}, {1}},
+       .accumulation = Accumulation::kAll},
   };
 }
 

@@ -142,7 +142,8 @@ std::vector<OpDef> ElementwiseOps() {
        .adjoints = {{"scale", "dy0->dx0"}},
        .flops = FlopsPerPoint<1>,
        .attributes = {{"factor"}},
-       .linear = {{0}}},
+       .linear = {{0}},
+       .accumulation = Accumulation::kAll},
       {.name = "offset",
        .summary = "x plus a number",
        .form = kUnaryForm,
@@ -154,7 +155,8 @@ std::vector<OpDef> ElementwiseOps() {
        .form = kBinaryForm,
        .adjoints = {{"", "dy0->dx0"}, {"", "dy0->dx1"}},
        .flops = FlopsPerPoint<1>,
-       .linear = {{0, 1}}},
+       .linear = {{0, 1}},
+       .accumulation = Accumulation::kAll},
       // Where gradients meet. It adds operands of equal layout first and
       // passes a partial sum through when all of them agree.
       {.name = "sum",
@@ -162,7 +164,8 @@ std::vector<OpDef> ElementwiseOps() {
        .flops = [](const OpCall& call) -> Flops {
          return {call.Points() *
                  static_cast<double>(call.operand_dtypes.size() - 1)};
-       }},
+       },
+       .accumulation = Accumulation::kAll},
   };
   AddFunctions(ops);
   return ops;

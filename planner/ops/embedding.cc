@@ -56,7 +56,8 @@ std::vector<OpDef> EmbeddingOps() {
       {.name = "embedding_dw",
        .summary = "gradient of embedding's table",
        .bytes = RowBytes<3>,
-       .linear = {{0}}},
+       .linear = {{0}},
+       .accumulation = Accumulation::kAll},
       {.name = "embedding_bag",
        .summary = "sums, or means, of rows of a table, by the ids of each bag",
        .rule = "bn!,vh->bh",
@@ -68,7 +69,8 @@ std::vector<OpDef> EmbeddingOps() {
       {.name = "embedding_bag_dw",
        .summary = "gradient of embedding_bag's table",
        .bytes = BagBytes<2>,
-       .linear = {{0}}},
+       .linear = {{0}},
+       .accumulation = Accumulation::kAll},
   };
 }
 

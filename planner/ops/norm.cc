@@ -51,7 +51,8 @@ std::vector<OpDef> NormOps() {
       {.name = "layer_norm_dw",
        .summary = "gradients of layer norm's scale and shift",
        .flops = FlopsPerPoint<5>,
-       .linear = {{0}}},
+       .linear = {{0}},
+       .accumulation = Accumulation::kAll},
       {.name = "rms_norm",
        .summary = "root-mean-square norm with scale",
        .rule = "bsh!,h->bsh,bs",
@@ -67,7 +68,8 @@ std::vector<OpDef> NormOps() {
       {.name = "rms_norm_dw",
        .summary = "gradient of RMS norm's scale",
        .flops = FlopsPerPoint<3>,
-       .linear = {{0}}},
+       .linear = {{0}},
+       .accumulation = Accumulation::kAll},
   };
 }
 

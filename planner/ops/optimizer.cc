@@ -85,7 +85,8 @@ std::vector<OpDef> OptimizerOps() {
        .rule = "brc,->br,bc,b",
        .flops = FlopsPerPoint<4>,
        // Read along rows and down columns.
-       .bytes = ElementBytes<2, 0>},
+       .bytes = ElementBytes<2, 0>,
+       .accumulation = Accumulation::kAll},
       {.name = "adafactor_factors",
        .summary = "Adafactor: moments of rows and columns",
        .rule = "br!,bc!,b,->br,bc,b,br",
@@ -95,7 +96,8 @@ std::vector<OpDef> OptimizerOps() {
        .summary = "Adafactor: sum of squares of a matrix's update",
        .rule = "brc,br,bc,->",
        .flops = FlopsPerPoint<6>,
-       .bytes = ElementBytes<1, 0>},
+       .bytes = ElementBytes<1, 0>,
+       .accumulation = Accumulation::kAll},
       {.name = "adafactor_step",
        .summary = "Adafactor: step of a matrix",
        .rule = "brc,br,bc,,,->brc",
@@ -126,7 +128,8 @@ std::vector<OpDef> OptimizerOps() {
       {.name = "square_sum",
        .summary = "sum of squares of a gradient",
        .rule = "n->",
-       .flops = FlopsPerPoint<2>},
+       .flops = FlopsPerPoint<2>,
+       .accumulation = Accumulation::kAll},
       // min(1, clip / norm) for the square of the global norm; in fp16 divided
       // by the loss scale, which follows the norm and is updated.
       {.name = "clip_coefficient",

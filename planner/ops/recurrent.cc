@@ -92,7 +92,8 @@ std::vector<OpDef> RecurrentOps() {
       {.name = "gru_gates_db",
        .summary = "gradient of gru_gates' bias",
        .flops = FlopsPerPoint<10>,
-       .linear = {{0}}},
+       .linear = {{0}},
+       .accumulation = Accumulation::kAll},
   };
 }
 

@@ -41,7 +41,8 @@ std::vector<OpDef> SoftmaxOps() {
       {.name = "softmax_dx",
        .summary = "gradient of softmax",
        .flops = FlopsPerPoint<4>,
-       .coupling = {"z", kRows, 1}},
+       .coupling = {"z", kRows, 1},
+       .accumulation = Accumulation::kAll},
       {.name = "log_softmax",
        .summary = "logarithm of the softmax over factor z",
        .form = kSoftmaxForm,
@@ -51,7 +52,8 @@ std::vector<OpDef> SoftmaxOps() {
       {.name = "log_softmax_dx",
        .summary = "gradient of log_softmax",
        .flops = FlopsPerPoint<6>,
-       .coupling = {"z", kRows, 1}},
+       .coupling = {"z", kRows, 1},
+       .accumulation = Accumulation::kAll},
   };
 }
 

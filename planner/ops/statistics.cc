@@ -52,7 +52,8 @@ std::vector<OpDef> StatisticsOps() {
       {.name = "normalize_dw",
        .summary = "gradients of normalize's scale and shift",
        .flops = FlopsPerPoint<5>,
-       .linear = {{0}}},
+       .linear = {{0}},
+       .accumulation = Accumulation::kAll},
   };
 }
 

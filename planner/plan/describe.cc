@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 
+#include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/stages.h"
@@ -49,9 +50,9 @@ std::string SplitText(const Node& node, const OpPlacement& placement,
   std::string text;
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {
     if (placement.axes[f] == 0) continue;
-    text += (text.empty() ? "" : " ") +
-            std::string(1, node.rule.factors[f].letter) + "/" +
-            std::to_string(group.Size(placement.axes[f]));
+    AppendTo(text, " ",
+             std::string(1, node.rule.factors[f].letter) + "/" +
+                 std::to_string(group.Size(placement.axes[f])));
   }
   if (placement.streamed != 0) {
     text += " " + std::string(1, node.op->streamed) + " round " +
@@ -97,7 +98,7 @@ class Describer {
     std::string text;
     for (GroupId id : stages_.groups[static_cast<size_t>(stage)]) {
       const DeviceGroup& group = plan_.groups[id.index()];
-      text += (text.empty() ? "" : "; ") + DevicesText(cluster_, group);
+      AppendTo(text, "; ", DevicesText(cluster_, group));
       std::vector<std::pair<std::string, int64_t>> kinds;
       for (const MeshAxis& axis : group.axes) {
         std::string name =
@@ -241,8 +242,8 @@ class Describer {
     const auto devices = [&](int stage) {
       std::string text;
       for (GroupId group : stages_.groups[static_cast<size_t>(stage)]) {
-        text += (text.empty() ? "" : ", ") +
-                DevicesText(cluster_, plan_.groups[group.index()]);
+        AppendTo(text, ", ",
+                 DevicesText(cluster_, plan_.groups[group.index()]));
       }
       return text;
     };
@@ -314,7 +315,8 @@ class Describer {
           " (experts split " + std::to_string(group.Size(experts)) + " ways)";
     }
     if (roles.context != 0) {
-      text += ", sequence split " + std::to_string(group.Size(roles.context)) +
+      text += (HasWindows(block) ? ", height split " : ", sequence split ") +
+              std::to_string(group.Size(roles.context)) +
               (roles.heads  ? " (context parallel, attention by heads)"
                : roles.ring ? " (context parallel, keys and values in a ring)"
                             : " (context parallel)");
@@ -332,8 +334,16 @@ class Describer {
     return text;
   }
 
-  // How the dense layers of a block are split.
+  // Whether a block convolves or pools images.
+  bool HasWindows(size_t block) const {
+    return std::ranges::any_of(index_.nodes_of_block[block], [&](NodeId node) {
+      return graph_.node(node).op->windows;
+    });
+  }
+
+  // How the dense layers and convolutions of a block are split.
   std::string TensorText(size_t block, const AxisRoles& roles) const {
+    bool channels = false;
     bool heads = false;
     bool column = false;
     bool row = false;
@@ -345,6 +355,8 @@ class Describer {
         const bool in_result = Holds(node.rule.results[0], static_cast<int>(f));
         if (node.op->op_class == OpClass::kAttention) {
           heads = true;
+        } else if (node.op->windows) {
+          channels = true;
         } else if (node.op->op_class == OpClass::kMatmul) {
           (in_result ? column : row) = true;
         }
@@ -358,11 +370,12 @@ class Describer {
     }
     std::string text;
     const auto add = [&](bool is, std::string_view word) {
-      if (is) text += (text.empty() ? "" : ", ") + std::string(word);
+      if (is) AppendTo(text, ", ", word);
     };
+    add(channels, "convolutions by channels");
     add(heads, "attention by heads");
     add(column && row, "dense layers by columns, then rows");
-    add(vocabulary, "vocabulary");
+    add(vocabulary, UnitOf(graph_) == "tokens" ? "vocabulary" : "classes");
     add(text.empty(), "some dense layers");
     return text;
   }
@@ -391,7 +404,7 @@ class Describer {
     }
     std::string text;
     for (const auto& [split, names] : runs) {
-      text += (text.empty() ? "" : "; ") + split + ": " + names;
+      AppendTo(text, "; ", split + ": " + names);
     }
     return text;
   }
@@ -538,9 +551,10 @@ class Describer {
     }
     std::string text;
     for (const auto& [own, alike] : devices) {
-      text += (text.empty() ? "" : ", ") + Count(own, "sample", "samples") +
-              (alike.devices.size() > 1 ? " on each of " : " on ") +
-              DevicesText(cluster_, alike);
+      AppendTo(text, ", ",
+               Count(own, "sample", "samples") +
+                   (alike.devices.size() > 1 ? " on each of " : " on ") +
+                   DevicesText(cluster_, alike));
     }
     text_ += "of each microbatch " + text + "\n";
   }
@@ -559,11 +573,6 @@ std::string Describe(const Graph& graph, const Cluster& cluster,
                      const Plan& plan) {
   const GraphIndex index(graph);
   return Describer(index, cluster, plan).Run();
-}
-
-std::string DescribeBlock(const GraphIndex& index, const Cluster& cluster,
-                          const Plan& plan, int block) {
-  return Describer(index, cluster, plan).Block(static_cast<size_t>(block));
 }
 
 std::vector<PlanDifference> ChangesBetween(const GraphIndex& index,

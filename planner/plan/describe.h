@@ -17,11 +17,6 @@ namespace tessera {
 std::string Describe(const Graph& graph, const Cluster& cluster,
                      const Plan& plan);
 
-// How the operators of a block are split: "data-parallel 4, tensor-parallel 8
-// (attention by heads), recompute full". Empty for a block without nodes.
-std::string DescribeBlock(const GraphIndex& index, const Cluster& cluster,
-                          const Plan& plan, int block);
-
 // One thing that two plans have otherwise.
 struct PlanDifference {
   std::string what;  // "h.0 … h.11 (12)", "microbatches"

@@ -2,25 +2,11 @@
 
 #include <algorithm>
 
+#include "planner/base/element_count.h"
+#include "planner/plan/whole_extents.h"
+
 namespace tessera {
 namespace {
-
-std::array<int64_t, kMaxFactors> ExtentsOf(const Graph& graph,
-                                           const Node& node) {
-  std::array<int64_t, kMaxFactors> extents = {};
-  const auto read = [&](const std::vector<TensorId>& tensors,
-                        const std::vector<Indices>& sides) {
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      const Shape& shape = graph.tensor(tensors[i]).shape;
-      for (size_t d = 0; d < shape.size(); ++d) {
-        extents[sides[i][d]] = shape[d];
-      }
-    }
-  };
-  read(node.results, node.rule.results);
-  read(node.operands, node.rule.operands);
-  return extents;
-}
 
 // FLOPs of matrix products, the forward part of the model's FLOPs.
 double MatmulFlops(const Graph& graph, const Node& node,
@@ -168,7 +154,7 @@ GraphIndex::GraphIndex(const Graph& graph_in)
   for (const Node& node : graph->nodes) {
     if (node.pass != Pass::kForward) break;
     const NodeId id(static_cast<int64_t>(forward_nodes++));
-    extents.push_back(ExtentsOf(*graph, node));
+    extents.push_back(WholeExtents(*graph, node));
     position.push_back(nodes_of_block[static_cast<size_t>(node.block)].size());
     nodes_of_block[static_cast<size_t>(node.block)].push_back(id);
     node_flops.push_back(MatmulFlops(*graph, node, extents.back()));
@@ -214,10 +200,9 @@ GraphIndex::GraphIndex(const Graph& graph_in)
   for (size_t t = 0; t < graph->tensors.size(); ++t) {
     const Tensor& tensor = graph->tensors[t];
     if (tensor.kind != TensorKind::kWeight) continue;
-    int64_t elements = 1;
-    for (int64_t extent : tensor.shape) elements *= extent;
     weights.push_back({TensorId(static_cast<int64_t>(t)),
-                       readers[t].empty() ? Use{} : readers[t][0], elements});
+                       readers[t].empty() ? Use{} : readers[t][0],
+                       ElementCount(tensor.shape)});
   }
   // Backwards, so that what reads a node's results is known before it.
   for (size_t i = forward_nodes; i-- > 0;) {

@@ -5,6 +5,9 @@
 #include <numeric>
 #include <utility>
 
+#include "planner/base/append.h"
+#include "planner/base/divide.h"
+
 namespace tessera {
 
 int64_t DeviceGroup::Size(AxisSet set) const {
@@ -82,7 +85,7 @@ namespace {
 std::string AxesText(AxisSet set, const DeviceGroup& group) {
   std::string text;
   for (size_t a = 0; a < group.axes.size(); ++a) {
-    if (set >> a & 1) text += (text.empty() ? "" : "*") + group.axes[a].name;
+    if (set >> a & 1) AppendTo(text, "*", group.axes[a].name);
   }
   return text;
 }
@@ -192,7 +195,7 @@ int64_t WholeShard(const DeviceGroup& group, AxisSet set, int64_t extent,
 int64_t LargestShard(const DeviceGroup& group, AxisSet set, int64_t extent) {
   if (!group.IsUneven(set)) {
     const int64_t parts = group.Size(set);
-    return (extent + parts - 1) / parts;
+    return DivideUp(extent, parts);
   }
   const int64_t whole =
       WholeShard(group, set, extent, [](const MeshAxis& axis) {
@@ -311,7 +314,7 @@ int64_t LargestExtent(const Layout& layout, const DeviceGroup& group,
   const bool uneven = IsUneven(layout, group, dim);
   const int64_t largest =
       uneven ? LargestShard(group, layout.dims[dim], shape[dim])
-             : (shape[dim] + parts - 1) / parts;
+             : DivideUp(shape[dim], parts);
   if (!tiled) return largest;
   // A middle tile of a smaller shard may be the larger one.
   const int64_t smallest =
@@ -338,21 +341,7 @@ int64_t LargestElements(const Layout& layout, const DeviceGroup& group,
   }
   if (layout.flat == 0) return elements;
   const int64_t parts = group.Size(layout.flat);
-  return (elements + parts - 1) / parts;
-}
-
-bool HasEmptyShard(const Layout& layout, const DeviceGroup& group,
-                   const Shape& shape) {
-  for (size_t d = 0; d < shape.size(); ++d) {
-    const bool tiled =
-        layout.tile.count > 1 && static_cast<size_t>(layout.tile.dim) == d;
-    const int64_t smallest =
-        IsUneven(layout, group, d)
-            ? SmallestShard(group, layout.dims[d], shape[d])
-            : shape[d] / group.Size(layout.dims[d]);
-    if (smallest < (tiled ? layout.tile.count : 1)) return true;
-  }
-  return false;
+  return DivideUp(elements, parts);
 }
 
 namespace {

@@ -183,9 +183,6 @@ Shape LargestBlock(const Layout& layout, const DeviceGroup& group,
 // Elements of the largest shard, `flat` included.
 int64_t LargestElements(const Layout& layout, const DeviceGroup& group,
                         const Shape& shape);
-// True when some rank would hold nothing.
-bool HasEmptyShard(const Layout& layout, const DeviceGroup& group,
-                   const Shape& shape);
 
 // How a layout becomes another on the same group.
 enum class ReshardKind : uint8_t {

@@ -1,7 +1,9 @@
 #include "planner/plan/matrix_form.h"
 
 #include <algorithm>
+#include <span>
 
+#include "planner/base/element_count.h"
 #include "planner/plan/plan.h"
 
 namespace tessera {
@@ -49,9 +51,7 @@ std::optional<MatrixForm> FormAt(const Node& node, size_t operand) {
 }
 
 int64_t Product(const Shape& shape, size_t begin, size_t end) {
-  int64_t product = 1;
-  for (size_t d = begin; d < end; ++d) product *= shape[d];
-  return product;
+  return ElementCount(std::span(shape).subspan(begin, end - begin));
 }
 
 }  // namespace

@@ -9,17 +9,26 @@ namespace tessera {
 
 std::span<const OptimizerRow> Optimizers() {
   static constexpr std::array kRows = {
-      OptimizerRow{"adamw", "AdamW (Loshchilov and Hutter 2019)", 2},
-      OptimizerRow{"adam",
-                   "Adam (Kingma and Ba 2015): AdamW without weight decay", 2},
-      OptimizerRow{"momentum",
-                   "gradient descent with momentum 0.9, as torch.optim.SGD", 1},
-      OptimizerRow{"sgd", "plain gradient descent", 0},
-      OptimizerRow{"adafactor",
-                   "rows and columns of second moments, steps relative to a "
-                   "weight's size (Shazeer and Stern 2018), as "
-                   "torch.optim.Adafactor",
-                   0, true},
+      OptimizerRow{.name = "adamw",
+                   .summary = "AdamW (Loshchilov and Hutter 2019)",
+                   .moments = 2,
+                   .decays_by_default = true},
+      OptimizerRow{.name = "adam",
+                   .summary = "Adam (Kingma and Ba 2015): AdamW without weight "
+                              "decay",
+                   .moments = 2,
+                   .decays = false},
+      OptimizerRow{.name = "momentum",
+                   .summary = "gradient descent with momentum 0.9, as "
+                              "torch.optim.SGD",
+                   .moments = 1},
+      OptimizerRow{.name = "sgd", .summary = "plain gradient descent"},
+      OptimizerRow{.name = "adafactor",
+                   .summary = "rows and columns of second moments, steps "
+                              "relative to a weight's size (Shazeer and Stern "
+                              "2018), as torch.optim.Adafactor",
+                   .factored = true,
+                   .decays_by_default = true},
   };
   return kRows;
 }
@@ -48,6 +57,10 @@ bool Uses(const Plan& plan, MemoryTier tier) {
          });
 }
 
+bool Offloads(const Plan& plan) {
+  return Uses(plan, MemoryTier::kHost) || Uses(plan, MemoryTier::kFile);
+}
+
 bool CanRecompute(const Graph& graph, NodeId id) {
   const Node& node = graph.node(id);
   return !node.op->once_per_step &&
@@ -72,23 +85,6 @@ OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId id) {
     if (from >= 0) result.axes[f] = placement.axes[static_cast<size_t>(from)];
   }
   return result;
-}
-
-WeightHome HomeOf(const Graph& graph, const Plan& plan, TensorId weight) {
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    const Node& node = graph.nodes[i];
-    if (node.pass != Pass::kForward) break;
-    for (size_t k = 0; k < node.operands.size(); ++k) {
-      if (node.operands[k] != weight) continue;
-      const OpPlacement& placement = plan.ops[i];
-      return {NodeId(i), k, placement.group,
-              OperandLayout(graph, node, placement,
-                            plan.groups[placement.group.index()], k)};
-    }
-  }
-  TESSERA_CHECK(false) << "weight " << graph.tensor(weight).name
-                       << " is not read";
-  return {};
 }
 
 std::vector<TensorId> Weights(const Graph& graph) {

@@ -123,6 +123,8 @@ struct Plan {
 
 // Whether anything of the plan lives on the tier.
 bool Uses(const Plan& plan, MemoryTier tier);
+// Whether anything lies in the host's memory or in files.
+bool Offloads(const Plan& plan);
 
 // An optimizer, and how many numbers it keeps of each trained one: its kernel,
 // of the same name, updates the parameter and these moments in place. One that
@@ -135,6 +137,8 @@ struct OptimizerRow {
   std::string_view summary;
   int moments = 0;
   bool factored = false;
+  bool decays = true;              // may have weight decay
+  bool decays_by_default = false;  // has TrainingOptions::weight_decay
 };
 std::span<const OptimizerRow> Optimizers();
 // REQUIRES: there is one of that name.
@@ -173,17 +177,6 @@ bool CanRecompute(const Graph& graph, NodeId node);
 // letter; a gradient sum has only a group: its layout follows from its
 // operands.
 OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId node);
-
-// The axes of the home group that may carry a weight's ZeRO shards: those on
-// which the weight is replicated. The home group is that of the first forward
-// node that reads the weight.
-struct WeightHome {
-  NodeId node;         // the first reader
-  size_t operand = 0;  // which of its operands
-  GroupId group;
-  Layout layout;  // of the stored parameter
-};
-WeightHome HomeOf(const Graph& graph, const Plan& plan, TensorId weight);
 
 // The weights of a graph in tensor order: Plan::weights is parallel to it.
 std::vector<TensorId> Weights(const Graph& graph);

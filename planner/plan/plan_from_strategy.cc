@@ -10,9 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/branches.h"
+#include "planner/plan/idle_keys.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/sequence_order.h"
@@ -359,8 +361,8 @@ Product ProductOf(const Strategy& strategy,
   for (MeshDimension dimension : dimensions) {
     const DimensionRow& row = RowOf(dimension);
     const int degree = strategy.*row.degree;
-    product.text += (product.text.empty() ? "" : " * ") +
-                    std::string(row.name) + "=" + std::to_string(degree);
+    AppendTo(product.text, " * ",
+             std::string(row.name) + "=" + std::to_string(degree));
     if (product.value &&
         __builtin_mul_overflow(*product.value, degree, &*product.value)) {
       product.value.reset();
@@ -408,45 +410,54 @@ Result<void> CompleteExperts(const GraphIndex& index, Strategy& strategy) {
   return {};
 }
 
-// Refuses keys that change nothing on this cluster, or of this model.
-Result<void> CheckEffects(const GraphIndex& index, const Cluster& cluster,
-                          const Strategy& strategy) {
+// The first key that changes nothing on this cluster, or of this model.
+// REQUIRES: dp is known.
+std::optional<IdleKey> FirstIdleOn(const GraphIndex& index,
+                                   const Cluster& cluster,
+                                   const Strategy& strategy) {
   const std::string& model = index.graph->name;
   const bool has_copies = int64_t{strategy.dp} * strategy.cp * strategy.ep > 1;
   const struct {
     bool is_idle;
-    std::string key;
-    std::string why;
+    IdleKey key;
   } checks[] = {
       {strategy.etp > 0 && !index.has_experts,
-       "etp=" + std::to_string(strategy.etp), model + " has no experts"},
+       {"etp", std::to_string(strategy.etp), model + " has no experts",
+        [](Strategy& s) { s.etp = 0; }}},
       {strategy.cp > 1 && !index.has_sequence,
-       "cp=" + std::to_string(strategy.cp),
-       model + " has no sequence to split"},
-      {strategy.sp && !index.has_sequence, "sp=1",
-       model + " has no sequence to split"},
+       {"cp", std::to_string(strategy.cp),
+        model + " has no sequence to split"}},
+      {strategy.sp && !index.has_sequence,
+       {"sp", "1", model + " has no sequence to split",
+        [](Strategy& s) { s.sp = false; }}},
       {strategy.cp_kind != Strategy().cp_kind && !index.has_attention,
-       "cp-kind=" + strategy.cp_kind, model + " has no attention"},
-      {strategy.zigzag && !index.has_attention, "cp-balance=zigzag",
-       model + " has no causal attention"},
-      {strategy.zigzag && strategy.cp == 1, "cp-balance=zigzag",
-       "needs cp of at least 2"},
+       {"cp-kind", strategy.cp_kind, model + " has no attention",
+        [](Strategy& s) { s.cp_kind = Strategy().cp_kind; }}},
+      {strategy.zigzag && !index.has_attention,
+       {"cp-balance", "zigzag", model + " has no causal attention",
+        [](Strategy& s) { s.zigzag = false; }}},
+      {strategy.zigzag && strategy.cp == 1,
+       {"cp-balance", "zigzag", "needs cp of at least 2",
+        [](Strategy& s) { s.zigzag = false; }}},
       {strategy.by_speed && !HasUnlikeSpeeds(cluster, index.graph->dtype),
-       "balance=speed", "all devices of " + cluster.name + " are alike"},
+       {"balance", "speed", "all devices of " + cluster.name + " are alike",
+        [](Strategy& s) { s.by_speed = false; }}},
       {strategy.dp_kind == DataParallelKind::kRooted && strategy.dp == 1,
-       "dp-kind=rooted", "needs dp of at least 2"},
+       {"dp-kind", "rooted", "needs dp of at least 2",
+        [](Strategy& s) { s.dp_kind = DataParallelKind::kDdp; }}},
       {strategy.bucket > Bytes{} && !has_copies && !strategy.sp,
-       "bucket=" + FormatExactBytes(strategy.bucket, ""),
-       "no gradient is reduced where dp, cp and ep are 1"},
+       {"bucket", FormatExactBytes(strategy.bucket, ""),
+        "no gradient is reduced where dp, cp and ep are 1",
+        [](Strategy& s) { s.bucket = Bytes{}; }}},
       {strategy.zero > 0 && !has_copies,
-       "zero=" + std::to_string(strategy.zero),
-       "no weight has copies to cut where dp, cp and ep are 1"},
+       {"zero", std::to_string(strategy.zero),
+        "no weight has copies to cut where dp, cp and ep are 1",
+        [](Strategy& s) { s.zero = 0; }}},
   };
   for (const auto& check : checks) {
-    if (!check.is_idle) continue;
-    return InvalidInput(check.key + " has no effect: " + check.why);
+    if (check.is_idle) return check.key;
   }
-  return {};
+  return std::nullopt;
 }
 
 Result<void> CompleteSamples(const GraphIndex& index, Strategy& strategy) {
@@ -595,12 +606,30 @@ void SetTiers(const GraphIndex& index, const Strategy& strategy, Plan& plan) {
 Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                           Strategy strategy) {
   TESSERA_RETURN_IF_ERROR(CompleteDegrees(cluster, strategy));
-  TESSERA_RETURN_IF_ERROR(CheckEffects(index, cluster, strategy));
+  if (const auto idle = FirstIdleOn(index, cluster, strategy)) {
+    return InvalidInput(idle->key + "=" + idle->value +
+                        " has no effect: " + idle->why);
+  }
   TESSERA_RETURN_IF_ERROR(CompleteExperts(index, strategy));
   TESSERA_RETURN_IF_ERROR(CompleteSamples(index, strategy));
   TESSERA_RETURN_IF_ERROR(CheckDepth(index, strategy));
   TESSERA_RETURN_IF_ERROR(CheckSchedule(index, strategy));
   return strategy;
+}
+
+Strategy WithoutIdleKeys(const GraphIndex& index, const Cluster& cluster,
+                         Strategy strategy, std::vector<std::string>& notes) {
+  for (;;) {
+    std::optional<IdleKey> idle = FirstIdleKey(strategy);
+    Strategy complete = strategy;
+    if (!idle && CompleteDegrees(cluster, complete)) {
+      idle = FirstIdleOn(index, cluster, complete);
+    }
+    if (!idle || idle->drop == nullptr) return strategy;
+    idle->drop(strategy);
+    notes.push_back("without " + idle->key + "=" + idle->value +
+                    ", which has no effect: " + idle->why);
+  }
 }
 
 Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,

@@ -4,6 +4,8 @@
 #include <map>
 #include <numeric>
 
+#include "planner/base/append.h"
+
 namespace tessera {
 namespace {
 
@@ -157,8 +159,7 @@ std::vector<DeviceSet> DeviceSets(std::span<const DeviceGroup> groups) {
       DeviceSet& set = sets.emplace_back();
       set.groups = own;
       for (GroupId member : own) {
-        set.name +=
-            (set.name.empty() ? "" : " + ") + groups[member.index()].name;
+        AppendTo(set.name, " + ", groups[member.index()].name);
       }
     }
     sets[it->second].devices.push_back(device);

@@ -8,8 +8,10 @@
 #include <set>
 
 #include "planner/base/amount.h"
+#include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "planner/base/table.h"
+#include "planner/plan/idle_keys.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy_text.h"
 #include "planner/plan/tiles.h"
@@ -203,8 +205,8 @@ std::string OffloadText(const Strategy& strategy) {
   for (const OffloadRow& row : kOffloads) {
     const MemoryTier tier = strategy.*row.tier;
     if (tier == MemoryTier::kDevice) continue;
-    text += (text.empty() ? "" : ",") + std::string(row.name) + ":" +
-            std::string(NameOf(tier));
+    AppendTo(text, ",",
+             std::string(row.name) + ":" + std::string(NameOf(tier)));
   }
   return text;
 }
@@ -304,9 +306,14 @@ Result<void> ReadOrder(std::string_view value, Strategy& strategy) {
 std::string OrderText(const Strategy& strategy) {
   std::string text;
   for (MeshDimension dimension : strategy.order) {
-    text += (text.empty() ? "" : "-") + std::string(RowOf(dimension).name);
+    AppendTo(text, "-", RowOf(dimension).name);
   }
   return text;
+}
+
+template <auto kField>
+void Reset(Strategy& strategy) {
+  strategy.*kField = Strategy().*kField;
 }
 
 struct KeyRow {
@@ -318,6 +325,7 @@ struct KeyRow {
   // it a meaning, and what would. A value that is the default needs none.
   bool (*has_effect)(const Strategy& strategy) = nullptr;
   std::string_view needs = {};
+  void (*drop)(Strategy& strategy) = nullptr;  // IdleKey::drop
 };
 
 constexpr std::array kKeys = {
@@ -330,7 +338,7 @@ constexpr std::array kKeys = {
            [](const Strategy& s) {
              return s.cp > 1 || s.cp_kind == Strategy().cp_kind;
            },
-           "cp of at least 2"},
+           "cp of at least 2", Reset<&Strategy::cp_kind>},
     KeyRow{"cp-balance", ReadBalance,
            [](const Strategy& s) -> std::string {
              return s.zigzag ? "zigzag" : "";
@@ -338,11 +346,12 @@ constexpr std::array kKeys = {
            [](const Strategy& s) {
              return !s.zigzag || (s.cp > 1 && s.cp_kind != "ulysses");
            },
-           "cp of at least 2 and cp-kind=gather or ring"},
+           "cp of at least 2 and cp-kind=gather or ring",
+           Reset<&Strategy::zigzag>},
     KeyRow{"ep", ReadDegree<&Strategy::ep>, NumberText<&Strategy::ep>},
     KeyRow{"etp", ReadDegree<&Strategy::etp>, NumberText<&Strategy::etp>,
            [](const Strategy& s) { return s.etp <= 1 || s.tp > 1; },
-           "tp of at least 2"},
+           "tp of at least 2", Reset<&Strategy::etp>},
     KeyRow{"mbs", ReadDegree<&Strategy::mbs>, NumberText<&Strategy::mbs>},
     KeyRow{"balance", ReadShares,
            [](const Strategy& s) -> std::string {
@@ -354,14 +363,16 @@ constexpr std::array kKeys = {
              return s.dp_kind == DataParallelKind::kRooted ? "rooted" : "";
            }},
     KeyRow{"zero-group", ReadZeroGroup, ZeroGroupText,
-           [](const Strategy& s) { return s.zero > 0; }, "zero=1, 2 or 3"},
+           [](const Strategy& s) { return s.zero > 0 || s.zero_group == 0; },
+           "zero=1, 2 or 3", Reset<&Strategy::zero_group>},
     KeyRow{"bucket", ReadBucket, BucketText},
     KeyRow{"prefetch", ReadPrefetch, NumberText<&Strategy::prefetch>,
            [](const Strategy& s) {
              return s.zero == 3 || s.parameter_tier != MemoryTier::kDevice ||
                     s.prefetch == Strategy().prefetch;
            },
-           "zero=3 or offload=parameters:host|file"},
+           "zero=3 or offload=parameters:host|file",
+           Reset<&Strategy::prefetch>},
     KeyRow{"tiles", ReadTiles, NumberText<&Strategy::tiles>},
     KeyRow{"offload", ReadOffload, OffloadText,
            [](const Strategy& s) {
@@ -373,7 +384,7 @@ constexpr std::array kKeys = {
     KeyRow{"sp", ReadSequence,
            [](const Strategy& s) -> std::string { return s.sp ? "1" : ""; },
            [](const Strategy& s) { return !s.sp || s.tp > 1; },
-           "tp of at least 2"},
+           "tp of at least 2", Reset<&Strategy::sp>},
     KeyRow{"branches", ReadBranches,
            [](const Strategy& s) -> std::string {
              return s.split_branches ? "split" : "";
@@ -395,10 +406,6 @@ constexpr std::array kKeys = {
 
 }  // namespace
 
-std::vector<std::string_view> StrategyKeys() {
-  return Names(std::span<const KeyRow>(kKeys));
-}
-
 std::string RecomputeText(const Strategy& strategy) {
   std::string text(NameOf(strategy.recompute));
   if (strategy.recompute_layers > 0) {
@@ -408,6 +415,14 @@ std::string RecomputeText(const Strategy& strategy) {
 }
 
 Result<Strategy> ParseStrategy(std::string_view text) {
+  TESSERA_TRY(Strategy strategy, ReadStrategy(text));
+  if (const auto idle = FirstIdleKey(strategy)) {
+    return InvalidInput("has no effect: " + idle->why, idle->key);
+  }
+  return strategy;
+}
+
+Result<Strategy> ReadStrategy(std::string_view text) {
   Strategy strategy;
   std::set<std::string_view> seen;
   if (text.empty()) return strategy;
@@ -428,7 +443,6 @@ Result<Strategy> ParseStrategy(std::string_view text) {
                       parts.back().size() + 1 + part.size()};
     }
   }
-  std::vector<const KeyRow*> given;
   for (std::string_view part : parts) {
     const size_t equals = part.find('=');
     const std::string_view key = part.substr(0, equals);
@@ -443,17 +457,20 @@ Result<Strategy> ParseStrategy(std::string_view text) {
     if (auto read = (*row)->read(part.substr(equals + 1), strategy); !read) {
       return read.error().At(key);
     }
-    given.push_back(*row);
   }
   if (strategy.vp > 1 && !seen.contains("schedule")) {
     strategy.schedule = "interleaved";
   }
-  for (const KeyRow* row : given) {
-    if (row->has_effect == nullptr || row->has_effect(strategy)) continue;
-    return InvalidInput("has no effect: needs " + std::string(row->needs),
-                        std::string(row->name));
-  }
   return strategy;
+}
+
+std::optional<IdleKey> FirstIdleKey(const Strategy& strategy) {
+  for (const KeyRow& row : kKeys) {
+    if (row.has_effect == nullptr || row.has_effect(strategy)) continue;
+    return IdleKey{std::string(row.name), row.text(strategy),
+                   "needs " + std::string(row.needs), row.drop};
+  }
+  return std::nullopt;
 }
 
 std::string ToString(const Strategy& strategy) {
@@ -507,7 +524,7 @@ std::optional<std::string> FlagTextOf(const Strategy& strategy) {
   for (const KeyRow& row : kKeys) {
     const std::string value = row.text(told);
     if (value.empty()) continue;
-    text += (text.empty() ? "" : ",") + std::string(row.name) + "=" + value;
+    AppendTo(text, ",", std::string(row.name) + "=" + value);
   }
   // A table of actions has no name.
   const auto back = ParseStrategy(text);

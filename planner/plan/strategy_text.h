@@ -4,7 +4,6 @@
 #include <array>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "planner/plan/strategy.h"
 
@@ -29,7 +28,6 @@ inline const DimensionRow& RowOf(MeshDimension dimension) {
   return kDimensions[static_cast<size_t>(dimension)];
 }
 
-std::vector<std::string_view> StrategyKeys();         // of ParseStrategy
 std::string RecomputeText(const Strategy& strategy);  // "full:8"
 
 }  // namespace tessera

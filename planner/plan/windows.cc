@@ -2,34 +2,19 @@
 
 #include <algorithm>
 
+#include "planner/base/divide.h"
 #include "planner/plan/layout.h"
+#include "planner/plan/whole_extents.h"
 
 namespace tessera {
 namespace {
-
-// The extent of a factor, from any tensor of the node that has it; 0 for none.
-int64_t ExtentOf(const Graph& graph, const Node& node, char letter) {
-  const int f = node.rule.FactorOf(letter);
-  if (f < 0) return 0;
-  const auto find = [&](const std::vector<Indices>& sides,
-                        const std::vector<TensorId>& tensors) -> int64_t {
-    for (size_t i = 0; i < sides.size(); ++i) {
-      for (size_t d = 0; d < sides[i].size(); ++d) {
-        if (sides[i][d] == f) return graph.tensor(tensors[i]).shape[d];
-      }
-    }
-    return 0;
-  };
-  const int64_t read = find(node.rule.operands, node.operands);
-  return read != 0 ? read : find(node.rule.results, node.results);
-}
 
 // Of the places whose windows touch [begin, end) of the image.
 Range PlacesTouching(const Windows& w, Range image) {
   // o stride - pad + span > begin and o stride - pad < end.
   const int64_t least = image.begin + w.pad - w.span + 1;
   const int64_t most = image.end - 1 + w.pad;
-  return {std::min(w.out, least <= 0 ? 0 : (least + w.stride - 1) / w.stride),
+  return {std::min(w.out, least <= 0 ? 0 : DivideUp(least, w.stride)),
           std::clamp<int64_t>(most / w.stride + 1, 0, w.out)};
 }
 
@@ -62,13 +47,18 @@ std::optional<Windows> WindowsOf(const Graph& graph, const Node& node,
   Windows w;
   w.image = tall ? 'h' : 'w';
   w.place = tall ? 'y' : 'x';
-  w.in = ExtentOf(graph, node, w.image);
-  w.out = ExtentOf(graph, node, w.place);
+  const auto extents = WholeExtents(graph, node);
+  const auto extent_of = [&](char letter) {
+    const int factor = node.rule.FactorOf(letter);
+    return factor < 0 ? 0 : extents[static_cast<size_t>(factor)];
+  };
+  w.in = extent_of(w.image);
+  w.out = extent_of(w.place);
   if (w.in == 0 || w.out == 0) return std::nullopt;
   const WindowSteps steps = StepsOf(node.attributes, direction);
   w.stride = steps.stride;
   w.pad = steps.pad;
-  const int64_t weights = ExtentOf(graph, node, tall ? 'k' : 'l');
+  const int64_t weights = extent_of(tall ? 'k' : 'l');
   w.span =
       steps.Span(weights != 0 ? weights
                               : static_cast<int64_t>(node.attribute(

@@ -98,10 +98,21 @@ Strategy RoughStrategy(const GraphIndex& index, const Plan& plan) {
   if (strategy.optimizer_tier != MemoryTier::kDevice) {
     strategy.gradient_tier = MostOf(gradients, MemoryTier::kDevice);
   }
-  const int64_t parts = int64_t{plan.microbatches} * strategy.dp * strategy.ep;
-  strategy.mbs =
-      static_cast<int>(std::max<int64_t>(1, index.graph->global_batch / parts));
+  const double parts =
+      static_cast<double>(plan.microbatches) * strategy.dp * strategy.ep;
+  const double samples = static_cast<double>(index.graph->global_batch) / parts;
+  strategy.mbs = static_cast<int>(std::clamp(samples, 1.0, 1e9));
   return strategy;
+}
+
+Plan ForBatch(Plan plan, int64_t from, int64_t to) {
+  const double wanted = static_cast<double>(plan.microbatches) *
+                        static_cast<double>(to) / static_cast<double>(from);
+  const std::vector<int> divisors = Divisors(to);
+  plan.microbatches = *std::ranges::min_element(divisors, {}, [&](int count) {
+    return std::abs(std::log(count / wanted));
+  });
+  return plan;
 }
 
 std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,

@@ -3,6 +3,7 @@
 // or were replaced.
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "planner/plan/strategy.h"
@@ -13,6 +14,10 @@ namespace tessera {
 // What a plan of any cluster is nearest to, by most of its FLOPs and
 // parameters. Degrees are of the plan's own devices.
 Strategy RoughStrategy(const GraphIndex& index, const Plan& plan);
+
+// `plan`, which was made for `from` samples a step, for `to`: with microbatches
+// of as nearly as many samples as they divide.
+Plan ForBatch(Plan plan, int64_t from, int64_t to);
 
 // Up to `count` valid plans near `old`, the nearest first: itself where it is
 // valid, then uniform plans with its ZeRO, recomputation, schedule and (as

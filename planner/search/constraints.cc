@@ -9,6 +9,7 @@
 #include <sstream>
 #include <utility>
 
+#include "planner/base/divide.h"
 #include "planner/base/table.h"
 #include "planner/base/whole_number.h"
 #include "planner/plan/axis_roles.h"
@@ -418,10 +419,6 @@ std::string WhereOf(std::string_view flag, const ConstraintText& given) {
   return given.line + ": " + std::string(flag) + " " + given.text;
 }
 
-int64_t RoundedUp(int64_t numerator, int64_t denominator) {
-  return (numerator + denominator - 1) / denominator;
-}
-
 // Samples of a microbatch that one rank has of a node.
 int64_t SamplesOf(const GraphIndex& index, const Plan& plan, NodeId node) {
   if (index.SampleFactor(node) < 0 ||
@@ -429,8 +426,8 @@ int64_t SamplesOf(const GraphIndex& index, const Plan& plan, NodeId node) {
     return 0;
   }
   const OpPlacement& op = plan.ops[node.index()];
-  return RoundedUp(
-      RoundedUp(index.graph->global_batch, plan.microbatches),
+  return DivideUp(
+      DivideUp(index.graph->global_batch, plan.microbatches),
       plan.groups[op.group.index()].Size(DataAxes(index, op, node)));
 }
 
@@ -459,10 +456,6 @@ Result<int> ReadInteger(std::string_view text, int least) {
 }
 
 }  // namespace
-
-bool Offloads(const Plan& plan) {
-  return Uses(plan, MemoryTier::kHost) || Uses(plan, MemoryTier::kFile);
-}
 
 Result<void> ParseConstraints(std::string_view text, const std::string& path,
                               ConstraintTexts& texts) {

@@ -40,9 +40,6 @@ struct ConstraintTexts {
 Result<void> ParseConstraints(std::string_view text, const std::string& path,
                               ConstraintTexts& texts);
 
-// Whether anything lies in the host's memory or in files.
-bool Offloads(const Plan& plan);
-
 // What an operator may be held to.
 struct FixKey {
   std::string_view name;

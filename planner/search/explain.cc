@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 
+#include "planner/base/append.h"
 #include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/adapt.h"
@@ -190,7 +191,7 @@ std::string OrderText(const Strategy& s) {
   for (MeshDimension dimension : s.order) {
     const auto d = static_cast<size_t>(dimension);
     if (degrees[d] == 1) continue;
-    text += (text.empty() ? "" : ", then ") + std::string(kNames[d]);
+    AppendTo(text, ", then ", kNames[d]);
   }
   return text.empty() ? "one rank" : text;
 }
@@ -216,8 +217,9 @@ std::string OffloadText(const Strategy& s) {
   std::string text;
   const auto add = [&](std::string_view what, MemoryTier tier) {
     if (tier == MemoryTier::kDevice) return;
-    text += (text.empty() ? "" : ", ") + std::string(what) +
-            (tier == MemoryTier::kHost ? " on the host" : " in files");
+    AppendTo(text, ", ",
+             std::string(what) +
+                 (tier == MemoryTier::kHost ? " on the host" : " in files"));
   };
   add("optimizer", s.optimizer_tier);
   add("parameters", s.parameter_tier);

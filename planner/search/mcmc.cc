@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "planner/base/divide.h"
 #include "planner/base/threads.h"
 #include "planner/search/starts.h"
 #include "planner/search/tidy.h"
@@ -236,7 +237,7 @@ class Walk {
         moves_(MovesFrom(space, starts)),
         least_rounds_(std::max<int64_t>(kLeastRounds,
                                         std::ssize(space.index.graph->nodes))),
-        ladders_(static_cast<size_t>((options.chains + kRungs - 1) / kRungs)),
+        ladders_(static_cast<size_t>(DivideUp(options.chains, kRungs))),
         rng_(options.seed, uint64_t{1} << 33),
         shares_links_(shares_links),
         start_(start),

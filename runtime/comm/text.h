@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "planner/base/append.h"
 #include "planner/base/result.h"
 
 namespace tessera {
@@ -21,7 +22,7 @@ std::string Text(const Parts&... parts) {
 // "{0,3}".
 inline std::string GroupText(std::span<const int> ranks) {
   std::string text;
-  for (int rank : ranks) text += Text(text.empty() ? "" : ",", rank);
+  for (int rank : ranks) AppendTo(text, ",", Text(rank));
   return Text("{", text, "}");
 }
 

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <new>
 
+#include "planner/base/divide.h"
+
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #endif
@@ -19,7 +21,7 @@ namespace {
 size_t CapacityFor(int64_t bytes, size_t alignment) {
   const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 64));
   const size_t step = std::max<size_t>(std::bit_floor(size) / 8, alignment);
-  return (size + step - 1) / step * step;
+  return RoundUp(size, step);
 }
 
 // Makes memory that nobody owns useless: not a number in debug builds, and an
@@ -110,9 +112,7 @@ Result<void*> CpuDevice::Allocate(Bytes size, MemoryCategory category) {
   }
   // Memory that files are read into goes on to the end of the last page.
   const auto used = static_cast<size_t>(size.value);
-  Own(data, alignment_ == 64
-                ? used
-                : (used + alignment_ - 1) / alignment_ * alignment_);
+  Own(data, alignment_ == 64 ? used : RoundUp(used, alignment_));
   in_use_[data] = {size, capacity, category};
   in_use_bytes_ += capacity;
   peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);

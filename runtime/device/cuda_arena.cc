@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <optional>
 
+#include "planner/base/divide.h"
+
 namespace tessera {
 namespace {
 
 // The granularity in which drivers map device memory (that of
 // cuMemGetAllocationGranularity on sm_90).
 constexpr int64_t kPage = int64_t{2} << 20;
-
-int64_t RoundUp(int64_t bytes, int64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
 
 }  // namespace
 

@@ -27,13 +27,16 @@ namespace {
 // average.
 constexpr int64_t kChunkBytes = int64_t{512} << 20;
 
-// Of each of the two pieces of pinned memory: over PCIe 5.0 x16 (64 GB/s) a
-// piece takes 65 us, an order more than its launch.
-constexpr int64_t kStagingBytes = int64_t{4} << 20;
+// Of each piece of pinned memory: over PCIe 5.0 x16 (64 GB/s) a piece takes 16
+// us, some times its launch.
+constexpr int64_t kStagingBytes = int64_t{1} << 20;
 
-// What cuBLASLt wants on Hopper (cuBLAS 13 manual, cublasSetWorkspace); others
-// of our kernels make do with less.
-constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+// What cuBLASLt wants on Hopper (cuBLAS 13 manual, cublasSetWorkspace), and
+// behind it room for the operands of a product: the terms of the gradients of
+// a router's logits, 48 bytes a token with 8 experts (linear.cu). Others of our
+// kernels make do with less.
+constexpr int64_t kMatMulBytes = int64_t{32} << 20;
+constexpr int64_t kWorkspaceBytes = kMatMulBytes + (int64_t{16} << 20);
 
 // Beside computation run sums and casts, which need none, and reductions.
 constexpr int64_t kFurtherWorkspaceBytes = int64_t{1} << 20;
@@ -43,6 +46,13 @@ constexpr int64_t kFurtherWorkspaceBytes = int64_t{1} << 20;
 constexpr int kLooksBeforeSleep = 2000;
 constexpr std::chrono::microseconds kSleep{20};
 
+// Before the first call of CUDA in the process, which reads it when it starts.
+// 32 is the most there are (CUDA C++ Programming Guide 13.0, "CUDA Environment
+// Variables").
+void SetConnections() {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+}
+
 struct SharedEvent : public QueueEvent {
   ~SharedEvent() override { (void)cudaEventDestroy(event); }
   CudaEvent event = nullptr;
@@ -51,6 +61,7 @@ struct SharedEvent : public QueueEvent {
 }  // namespace
 
 int CudaDeviceCount() {
+  SetConnections();
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
     (void)cudaGetLastError();  // else a later call would return it
@@ -60,6 +71,7 @@ int CudaDeviceCount() {
 }
 
 Result<GpuProperties> PropertiesOfGpu(int ordinal) {
+  SetConnections();
   cudaDeviceProp properties = {};
   const cudaError_t code = cudaGetDeviceProperties(&properties, ordinal);
   if (code != cudaSuccess) {
@@ -74,9 +86,6 @@ Result<GpuProperties> PropertiesOfGpu(int ordinal) {
 }
 
 Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal, int threads) {
-  // 32 is the most there are (CUDA C++ Programming Guide 13.0, "CUDA
-  // Environment Variables"). Read when CUDA starts.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   const int count = CudaDeviceCount();
   if (ordinal < 0 || ordinal >= count) {
     return Error{ErrorCode::kUnavailable,
@@ -101,8 +110,7 @@ CudaDevice::CudaDevice(int ordinal, int threads)
 
 // Errors here have nobody to be told to.
 CudaDevice::~CudaDevice() {
-  (void)Select();
-  for (CudaStream stream : streams_) (void)cudaStreamSynchronize(stream);
+  CudaDevice::WaitForAll();
   for (CudaGraphExec graph : graphs_) (void)cudaGraphExecDestroy(graph);
   for (CudaEvent event : events_) (void)cudaEventDestroy(event);
   for (CudaStream stream : streams_) (void)cudaStreamDestroy(stream);
@@ -213,7 +221,8 @@ void CudaDevice::Read(void* host_to, const void* device_from, Bytes size) {
                           size.value));
 }
 
-// The pieces take turns, so that the host fills one while the other travels.
+// The pieces take turns, so that the host fills one while others travel, or
+// wait for what is before them in the queue.
 Result<CudaDevice::Staging*> CudaDevice::NextStaging() {
   Staging& staging = staging_[next_staging_];
   next_staging_ = (next_staging_ + 1) % staging_.size();
@@ -352,6 +361,7 @@ Result<int> CudaDevice::AddQueue(StreamRole role, int64_t workspace_bytes) {
   TESSERA_TRY(void* const workspace, Reserve(workspace_bytes));
   queue->workspace = static_cast<std::byte*>(workspace);
   queue->workspace_bytes = workspace_bytes;
+  queue->matmul_bytes = std::min(workspace_bytes, kMatMulBytes);
   queue->matmul = matmul_.get();
   queue->sdpa = sdpa_.get();
   TESSERA_RETURN_IF_ERROR(
@@ -490,7 +500,10 @@ Result<int> CudaDevice::EndCapture() {
   if (kept_) done = *std::exchange(kept_, std::nullopt);
   CudaGraphExec made = nullptr;
   if (done) {
-    done = Check(cudaGraphInstantiate(&made, graph, 0), "cudaGraphInstantiate");
+    // Each task has the priority of its own queue, as without graphs.
+    done = Check(cudaGraphInstantiate(&made, graph,
+                                      cudaGraphInstantiateFlagUseNodePriority),
+                 "cudaGraphInstantiate");
   }
   if (graph != nullptr) (void)cudaGraphDestroy(graph);
   if (!done) {
@@ -563,6 +576,12 @@ Result<void> CudaDevice::Synchronize() {
   return waited;
 }
 
+// Errors of the work are those of its failure, which is told.
+void CudaDevice::WaitForAll() {
+  (void)Select();
+  for (CudaStream stream : streams_) (void)cudaStreamSynchronize(stream);
+}
+
 Result<const Kernel*> CudaDevice::FindKernel(std::string_view kernel) const {
   return FindCudaKernel(kernel);
 }
@@ -573,20 +592,41 @@ const Kernel* CudaDevice::FindFusedKernel(std::string_view name) const {
   return it == kernels.end() ? nullptr : &*it;
 }
 
-Result<void> CudaDevice::TuneProducts(std::string_view choices,
-                                      std::string_view path) {
-  // As many as part `matmul` of tools/gpu_check.sh times.
-  constexpr int kCandidates = 16;
-  matmul_->set_candidates(kCandidates);
-  if (choices.empty()) return {};
+// ---- Algorithms of products -------------------------------------------------
+
+std::string CudaDevice::Maker() const {
+  const MatMulChoices& choices = matmul_->choices();
+  return choices.device + ", cuBLASLt " + std::to_string(choices.version);
+}
+
+Result<void> CudaDevice::ReadChoices(std::string_view choices,
+                                     std::string_view path) {
   TESSERA_TRY(const MatMulChoices parsed, ParseMatMulChoices(choices, path));
   auto adopted = matmul_->Adopt(parsed);
   if (!adopted) return adopted.error().At(std::string(path));
   return {};
 }
 
-std::string CudaDevice::TunedProducts() const {
+std::string CudaDevice::Choices() const {
   return FormatMatMulChoices(matmul_->choices());
+}
+
+std::vector<MatMulKey> CudaDevice::TakeUntuned() {
+  return matmul_->TakeUntuned();
+}
+
+Result<MatMulChoice> CudaDevice::Tune(const MatMulKey& key) {
+  // As many as part `matmul` of tools/gpu_check.sh times.
+  constexpr int kCandidates = 16;
+  TESSERA_RETURN_IF_ERROR(Select());
+  TESSERA_RETURN_IF_ERROR(matmul_->Tune(key, kCandidates, *queues_[0]));
+  return matmul_->choices().rows.at(key);
+}
+
+void CudaDevice::Adopt(const std::map<MatMulKey, MatMulChoice>& rows) {
+  MatMulChoices choices = matmul_->choices();
+  choices.rows = rows;
+  TESSERA_CHECK(matmul_->Adopt(choices).has_value());
 }
 
 // ---- Errors -----------------------------------------------------------------

@@ -24,6 +24,7 @@
 #include "planner/lower/task_graph.h"
 #include "runtime/device/cuda_arena.h"
 #include "runtime/device/device.h"
+#include "runtime/device/product_tuner.h"
 #include "runtime/thread_pool.h"
 
 // CUDA's own names, so that this header needs none of CUDA's.
@@ -42,7 +43,9 @@ using CudaGraphExec = CUgraphExec_st*;
 
 // GPUs that this process can use; 0 where there is no driver.
 // Like every other call of CUDA it makes processes forked later unable to use
-// a GPU.
+// a GPU. Sets CUDA_DEVICE_MAX_CONNECTIONS to 32 unless it is set, as do the
+// other functions here: streams that share one of its connections wait for each
+// other, and a stream that waits for a peer may then wait for itself.
 int CudaDeviceCount();
 
 struct GpuProperties {
@@ -52,7 +55,7 @@ struct GpuProperties {
 // Of GPU `ordinal`, without using it. REQUIRES: it is there.
 Result<GpuProperties> PropertiesOfGpu(int ordinal);
 
-class CudaDevice : public QueueDevice {
+class CudaDevice : public QueueDevice, public ProductTuner {
  public:
   // Use MakeCudaDevice.
   CudaDevice(int ordinal, int threads);
@@ -74,9 +77,7 @@ class CudaDevice : public QueueDevice {
   void Read(void* host_to, const void* device_from, Bytes size) override;
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
   const Kernel* FindFusedKernel(std::string_view name) const override;
-  Result<void> TuneProducts(std::string_view choices,
-                            std::string_view path) override;
-  std::string TunedProducts() const override;
+  ProductTuner* product_tuner() override { return this; }
   void Launch(const Kernel& kernel, const KernelCall& call) override;
   void LaunchList(const Kernel& kernel,
                   std::span<const KernelCall> calls) override;
@@ -105,6 +106,15 @@ class CudaDevice : public QueueDevice {
   void Sum(std::span<const std::byte* const> sources, std::byte* to,
            int64_t count, DType dtype) override;
   Result<void> Synchronize() override;
+  void WaitForAll() override;
+
+  std::string Maker() const override;
+  Result<void> ReadChoices(std::string_view choices,
+                           std::string_view path) override;
+  std::string Choices() const override;
+  std::vector<MatMulKey> TakeUntuned() override;
+  Result<MatMulChoice> Tune(const MatMulKey& key) override;
+  void Adopt(const std::map<MatMulKey, MatMulChoice>& rows) override;
 
   // What the arenas hold of the GPU's memory, whether or not it is in use.
   Bytes reserved() const;
@@ -187,7 +197,9 @@ class CudaDevice : public QueueDevice {
   std::vector<void*> chunks_;
   std::vector<CudaArena> arenas_;  // by category
   std::unordered_map<void*, Allocation> in_use_;
-  std::array<Staging, 2> staging_;
+  // With three inputs in a microbatch the host is five of these ahead before a
+  // Write waits for one.
+  std::array<Staging, 16> staging_;
   size_t next_staging_ = 0;
   WhileWaiting while_waiting_;
   std::optional<Error> kept_;
@@ -196,10 +208,8 @@ class CudaDevice : public QueueDevice {
 };
 
 // GPU `ordinal` of those that CUDA_VISIBLE_DEVICES leaves visible. Its first
-// use in a process takes about a second. Sets CUDA_DEVICE_MAX_CONNECTIONS to 32
-// unless it is set: streams that share one of its connections wait for each
-// other, and a stream that waits for a peer may then wait for itself. Kernels
-// on what it keeps in the host's memory run on so many threads.
+// use in a process takes about a second. Kernels on what it keeps in the host's
+// memory run on so many threads.
 Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal,
                                                    int threads = 1);
 

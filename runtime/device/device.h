@@ -37,6 +37,7 @@ struct StridedCopy {
   std::array<int64_t, kMaxDims> to_strides = {};
 };
 
+class ProductTuner;  // runtime/device/product_tuner.h
 class QueueDevice;
 
 // A place that a queue has come to. Whoever enqueued a wait for it may drop it.
@@ -97,16 +98,8 @@ class RankDevice {
   // Whether executors that are made from now on take them; at first they do.
   void set_fuses(bool yes) { fuses_ = yes; }
   bool fuses() const { return fuses_; }
-  // From now on, for each product that is not in `choices` (of TunedProducts;
-  // `path` is for errors) the algorithms are timed when it is first run. No
-  // effect on devices whose products have one algorithm.
-  virtual Result<void> TuneProducts(std::string_view choices,
-                                    std::string_view path) {
-    (void)choices, (void)path;
-    return {};
-  }
-  // The algorithms that were chosen so far, as text.
-  virtual std::string TunedProducts() const { return ""; }
+  // Null for a device whose products have one algorithm.
+  virtual ProductTuner* product_tuner() { return nullptr; }
   // On which kernels run, of a GPU those on the host; null for one.
   virtual ThreadPool* threads() { return nullptr; }
 
@@ -193,8 +186,12 @@ class QueueDevice : public RankDevice {
   virtual void Sum(std::span<const std::byte* const> sources, std::byte* to,
                    int64_t count, DType dtype) = 0;
 
-  // Waits for queue 0 alone, and returns the first error of all.
+  // Waits for queue 0 alone, and returns the first error of all. Where peers
+  // have failed it may return before the work has ended.
   Result<void> Synchronize() override = 0;
+  // Waits until no queue has work, whatever became of it and of the peers,
+  // whose part in it was cut off (CommWorld::Abort) where they have failed.
+  virtual void WaitForAll() = 0;
 };
 
 }  // namespace tessera

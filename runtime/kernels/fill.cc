@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/base/divide.h"
 #include "planner/base/fnv1a.h"
 #include "runtime/kernels/counter.h"
 
@@ -35,7 +36,7 @@ void Fill(const LocalTensor& tensor, Range elements, const Initializer& init,
           }
         });
   };
-  const int64_t chunks = (elements.size() + kChunk - 1) / kChunk;
+  const int64_t chunks = DivideUp(elements.size(), kChunk);
   if (threads != nullptr) {
     threads->For(chunks, fill);
   } else {

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <string>
 
+#include "planner/base/divide.h"
 #include "planner/base/table.h"
 #include "planner/topology/gpus.h"
 #include "planner/topology/topologies.h"
@@ -103,7 +104,7 @@ HostRanks HostRanksOf(const RankEnvironment& environment, int gpus) {
 
 int RanksPerGpu(const HostRanks& ranks) {
   if (!ranks.share) return 1;
-  return (ranks.size + ranks.gpus - 1) / ranks.gpus;
+  return DivideUp(ranks.size, ranks.gpus);
 }
 
 Result<int> GpuOfRank(const HostRanks& ranks) {

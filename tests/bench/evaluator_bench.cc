@@ -124,8 +124,7 @@ void BM_SimulateSharingLinks(benchmark::State& state) {
   const Problem& p = Gpt2Xl();
   const TaskGraph tasks = Lower(p.graph, p.cluster, p.plan, p.options);
   const Pricer pricer(p.graph, p.cluster, nullptr);
-  Simulator simulator(pricer);
-  for (auto _ : state) benchmark::DoNotOptimize(simulator.Run(tasks));
+  for (auto _ : state) benchmark::DoNotOptimize(Simulate(pricer, tasks));
   state.SetItemsProcessed(state.iterations() *
                           static_cast<int64_t>(tasks.tasks.size()));
 }

@@ -1,12 +1,16 @@
-// Memory bandwidth of the GPU and of the bus to it, through CudaDevice.
-// Bytes per second count what is written, and in Copy what is read too.
+// Memory bandwidth of the GPU and of the bus to it, through CudaDevice. Bytes
+// per second count what is written, and in Copy what is read too. And what the
+// host takes to enqueue what it hands over.
 
 #include <benchmark/benchmark.h>
 
+#include <chrono>
 #include <cstdint>
 #include <iostream>
 #include <vector>
 
+#include "runtime/comm/nccl_world.h"
+#include "runtime/comm/store.h"
 #include "tests/bench/gpu_bench.h"
 
 namespace tessera {
@@ -54,6 +58,43 @@ void Write(benchmark::State& state) {
   Run(state, bytes, [&] { Gpu().Write(to.data(), host.data(), {bytes}); });
 }
 
+// What the inputs of some microbatches, three each, take of the host's time
+// behind work that goes on.
+void WriteBehindWork(benchmark::State& state) {
+  constexpr int64_t kInput = 1 << 16;
+  const int64_t inputs = state.range(0);
+  const Buffer work(1 << 30);
+  const Buffer to(kInput);
+  const std::vector<char> host(kInput, 'x');
+  for (auto _ : state) {
+    for (int i = 0; i < kCallsPerWait; ++i) Gpu().Zero(work.data(), {1 << 30});
+    const auto begin = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < inputs; ++i) {
+      Gpu().Write(to.data(), host.data(), {kInput});
+    }
+    const std::chrono::duration<double> taken =
+        std::chrono::steady_clock::now() - begin;
+    state.SetIterationTime(taken.count());
+    Synchronize(state);
+  }
+}
+
+// What the host takes to enqueue an operation of NCCL.
+void EnqueueAllReduce(benchmark::State& state) {
+  const auto store = Store::Open({}).value();
+  const auto world = MakeNcclWorld(0, 1, *store, Gpu()).value();
+  const std::vector<int> everyone = {0};
+  Communicator* const all = world->Group(everyone).value();
+  const Buffer data(1 << 12);
+  for (auto _ : state) {
+    if (auto done = all->AllReduce(data.data(), 1 << 10, DType::kFloat32);
+        !done) {
+      state.SkipWithError(done.error().ToString().c_str());
+    }
+  }
+  Synchronize(state);
+}
+
 void Read(benchmark::State& state) {
   const int64_t bytes = state.range(0);
   const Buffer from(bytes);
@@ -78,6 +119,8 @@ BENCHMARK(CopyHalfRows)
     ->UseRealTime();
 BENCHMARK(Zero)->Arg(1 << 30)->UseRealTime();
 BENCHMARK(Write)->Arg(1 << 16)->Arg(256 << 20)->UseRealTime();
+BENCHMARK(WriteBehindWork)->Arg(3)->Arg(12)->UseManualTime();
+BENCHMARK(EnqueueAllReduce)->UseRealTime();
 BENCHMARK(Read)->Arg(1 << 16)->Arg(256 << 20)->UseRealTime();
 BENCHMARK(Allocate);
 

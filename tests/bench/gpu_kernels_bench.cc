@@ -59,6 +59,10 @@ class KernelBench {
     Gpu().Write(tensor.data, ids.data(), {tensor.elements() * 4});
     return *this;
   }
+  KernelBench& By(std::string_view rule) {
+    rule_ = IndexRule::Parse(rule).value();
+    return *this;
+  }
   KernelBench& Accumulate() {
     accumulate_ = true;
     return *this;
@@ -71,7 +75,8 @@ class KernelBench {
     for (const LocalTensor& tensor : results_) {
       bytes += BytesOf(tensor) * (in_place || accumulate_ ? 2 : 1);
     }
-    const KernelCall call = {.attributes = attributes_,
+    const KernelCall call = {.rule = rule_.factors.empty() ? nullptr : &rule_,
+                             .attributes = attributes_,
                              .operands = operands_,
                              .results = results_,
                              .accumulate = accumulate_,
@@ -115,6 +120,7 @@ class KernelBench {
   }
 
   void (*const run_)(const KernelCall&);
+  IndexRule rule_;
   std::vector<Attribute> attributes_;
   std::vector<LocalTensor> operands_;
   std::vector<LocalTensor> results_;
@@ -393,6 +399,34 @@ void KernelSquareSum(benchmark::State& state) {
       .Run(state);
 }
 
+// ---- A router ---------------------------------------------------------------
+
+// Gradients of the logits of so many experts, in fp32, of tokens so wide.
+void KernelRouterDx(benchmark::State& state) {
+  const int64_t tokens = state.range(0);
+  const int64_t width = state.range(1);
+  const int64_t experts = state.range(2);
+  KernelBench("linear_dx")
+      .By("bo,oi->bi")
+      .In({tokens, experts}, kFloat)
+      .In({experts, width}, kHalf)
+      .Out({tokens, width}, kHalf)
+      .Run(state);
+}
+
+void KernelRouterDw(benchmark::State& state) {
+  const int64_t tokens = state.range(0);
+  const int64_t width = state.range(1);
+  const int64_t experts = state.range(2);
+  KernelBench("linear_dw")
+      .By("bo,bi->oi")
+      .In({tokens, experts}, kFloat)
+      .In({tokens, width}, kHalf)
+      .Out({experts, width}, kFloat)
+      .Accumulate()
+      .Run(state);
+}
+
 // ---- The table --------------------------------------------------------------
 
 void Rows(benchmark::internal::Benchmark* bench) {
@@ -407,6 +441,10 @@ void Vocabularies(benchmark::internal::Benchmark* bench) {
 }
 void Parameters(benchmark::internal::Benchmark* bench) {
   bench->Arg(38597376)->Arg(131072000)->UseRealTime();  // token embeddings
+}
+
+void Routers(benchmark::internal::Benchmark* bench) {  // Mixtral, DeepSeek V3
+  bench->Args({65536, 4096, 8})->Args({65536, 7168, 256})->UseRealTime();
 }
 
 BENCHMARK(KernelCopy)->UseRealTime();
@@ -436,6 +474,8 @@ BENCHMARK(KernelAdamW)->Apply(Parameters);
 BENCHMARK(KernelAdamWOfABlock)->Arg(0)->Arg(1)->UseRealTime();
 BENCHMARK(KernelCast)->Apply(Parameters);
 BENCHMARK(KernelSquareSum)->Apply(Parameters);
+BENCHMARK(KernelRouterDx)->Apply(Routers);
+BENCHMARK(KernelRouterDw)->Apply(Routers);
 
 }  // namespace
 }  // namespace tessera

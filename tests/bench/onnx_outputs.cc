@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/base/append.h"
 #include "planner/io/onnx.h"
 #include "tests/support/host_tensor.h"
 #include "tests/support/onnx_values.h"
@@ -161,7 +162,7 @@ int Run(const std::string& path, const std::string& folder, int64_t batch,
     }
     std::string text;
     for (int64_t extent : output.shape) {
-      text += (text.empty() ? "" : " ") + std::to_string(extent);
+      AppendTo(text, " ", std::to_string(extent));
     }
     std::cout << text << "\n";
   }

@@ -81,9 +81,8 @@ void BM_SimulatorLlama405B(benchmark::State& state) {
           .value();
   const Pricer pricer(graph, cluster, nullptr);
   const TaskGraph tasks = Lower(graph, cluster, plan, TrainingOptions());
-  Simulator simulator(pricer);
-  (void)simulator.Run(tasks);
-  for (auto _ : state) benchmark::DoNotOptimize(simulator.Run(tasks));
+  (void)Simulate(pricer, tasks);
+  for (auto _ : state) benchmark::DoNotOptimize(Simulate(pricer, tasks));
   state.SetItemsProcessed(state.iterations() *
                           static_cast<int64_t>(tasks.tasks.size()));
 }
@@ -330,13 +329,13 @@ void Evaluate(benchmark::State& state, const Case& c) {
   state.SetComplexityN(state.range(0));
 }
 
-void Simulate(benchmark::State& state, const Case& c) {
+void SimulateStep(benchmark::State& state, const Case& c) {
   size_t tasks = 0;
   for (auto _ : state) {
     const Pricer pricer(c.graph, c.cluster, nullptr);
     const TaskGraph lowered =
         Lower(c.graph, c.cluster, c.plan, TrainingOptions());
-    benchmark::DoNotOptimize(Simulator(pricer).Run(lowered));
+    benchmark::DoNotOptimize(Simulate(pricer, lowered));
     tasks = lowered.tasks.size();
   }
   state.counters["tasks"] = static_cast<double>(tasks);
@@ -352,7 +351,7 @@ BENCHMARK(BM_Devices<Evaluate>)
     ->Range(64, 16384)
     ->Unit(benchmark::kMillisecond)
     ->Complexity(benchmark::oN);
-BENCHMARK(BM_Devices<Simulate>)
+BENCHMARK(BM_Devices<SimulateStep>)
     ->RangeMultiplier(4)
     ->Range(64, 16384)
     ->Unit(benchmark::kMillisecond)
@@ -367,7 +366,7 @@ BENCHMARK(BM_Layers<Evaluate>)
     ->Range(8, 256)
     ->Unit(benchmark::kMillisecond)
     ->Complexity(benchmark::oN);
-BENCHMARK(BM_Layers<Simulate>)
+BENCHMARK(BM_Layers<SimulateStep>)
     ->RangeMultiplier(2)
     ->Range(8, 256)
     ->Unit(benchmark::kMillisecond)
@@ -382,7 +381,7 @@ BENCHMARK(BM_Microbatches<Evaluate>)
     ->Range(4, 1024)
     ->Unit(benchmark::kMillisecond)
     ->Complexity(benchmark::oN);
-BENCHMARK(BM_Microbatches<Simulate>)
+BENCHMARK(BM_Microbatches<SimulateStep>)
     ->RangeMultiplier(4)
     ->Range(4, 1024)
     ->Unit(benchmark::kMillisecond)
@@ -410,7 +409,7 @@ void BM_Operators(benchmark::State& state, const char* strategy) {
     const TaskGraph tasks = Lower(graph, cluster, plan, TrainingOptions());
     step("lower");
     const Pricer pricer(graph, cluster, nullptr);
-    benchmark::DoNotOptimize(Simulator(pricer).Run(tasks));
+    benchmark::DoNotOptimize(Simulate(pricer, tasks));
     step("simulate");
     state.counters["tasks"] = static_cast<double>(tasks.tasks.size());
   }

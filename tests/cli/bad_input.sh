@@ -26,6 +26,8 @@ unset CUDA_VISIBLE_DEVICES
 # Models.
 fails 2 "no-such.json" \
   simulate "${cpu[@]}" --model no-such.json --global-batch 8 --seq-len 16
+fails 2 "meta-llama/Llama-3.1-8B: there is no such file .*zoo:NAME" simulate \
+  "${cpu[@]}" --model meta-llama/Llama-3.1-8B --global-batch 8 --seq-len 16
 head -c 300 "$config" >"$work/cut.json"
 fails 2 "cut.json:[0-9]+:[0-9]+" simulate "${cpu[@]}" \
   --model "$work/cut.json" --global-batch 8 --seq-len 16

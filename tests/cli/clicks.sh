@@ -49,9 +49,7 @@ for strategy in "--nproc 2 --strategy dp=2" "--nproc 2 --strategy tp=2" \
   # shellcheck disable=SC2086 # several words
   "$tessera" run "${model[@]}" --steps 8 --lr 0.02 --seed 5 $strategy --json \
     >"$work/four.json" 2>"$work/stderr"
-  json 'all(abs(a - b) <= 1e-4 for a, b in zip(
-    j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
-    "$work/four.json" >/dev/null
+  same_losses 1e-4 "$work/four.json"
 done
 
 # Records of a label, 13 counts, 6 ids.

@@ -15,6 +15,16 @@ done
 [[ $(awk 'length > 80' "$work/help" "$work/verb") == "" ]] ||
   fail "lines of the help exceed 80 columns"
 
+# What changes the step that is planned is the same everywhere.
+for verb in search simulate run profile whatif explain diff; do
+  "$tessera" $verb --help >"$work/verb"
+  for flag in --optimizer --lr --weight-decay --clip --stochastic-rounding; do
+    grep -qE "^  $flag( |$)" "$work/verb" || fail "$verb does not take $flag"
+  done
+done
+"$tessera" whatif --help >"$work/verb"
+grep -A 1 "^  --days" "$work/verb" | grep -q -- --cheapest || fail "--days"
+
 "$tessera" --version | grep -qE '^tessera [0-9.]+, with(out)? CUDA$' ||
   fail "version"
 

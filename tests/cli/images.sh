@@ -19,9 +19,7 @@ json 'len(j["cells"]) == 2' "$work/whatif.json" >/dev/null
   >"$work/one.json" 2>"$work/stderr"
 "$tessera" run "${model[@]}" --steps 3 --seed 5 \
   --strategy dp=2,tp=2,zero=3,mbs=4 --json >"$work/four.json" 2>"$work/stderr"
-json 'all(abs(a - b) <= 1e-4 for a, b in zip(
-  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
-  "$work/four.json" >/dev/null
+same_losses 1e-4 "$work/four.json"
 "$tessera" run "${model[@]}" --steps 1 --plan "$work/plan.json" --nproc 4 \
   --json 2>"$work/stderr" >"$work/searched.json"
 json 'len(j["losses"]) == 1' "$work/searched.json" >/dev/null

@@ -47,3 +47,15 @@ print(result)
 sys.exit(0 if result is not False else 1)' "$1" "$2" ||
     fail "not true of $2: $1"
 }
+
+# same_losses TOLERANCE FILE: the losses of the report FILE are those of
+# "$work/one.json" within TOLERANCE.
+same_losses() {
+  python3 - "$1" "$work/one.json" "$2" <<'END' || fail "$2: other losses"
+import json, sys
+tolerance = float(sys.argv[1])
+one, other = (json.load(open(path))["losses"] for path in sys.argv[2:])
+assert len(one) == len(other) > 0, (one, other)
+assert all(abs(a - b) <= tolerance for a, b in zip(one, other)), (one, other)
+END
+}

@@ -12,25 +12,19 @@ tokens=(--model "$onnx/tokens-dynamo.onnx" --global-batch 8 --seq-len 16)
   2>"$work/stderr"
 "$tessera" run "${images[@]}" --steps 2 --seed 5 --plan "$work/plan.json" \
   --nproc 4 --json >"$work/four.json" 2>"$work/stderr"
-json 'all(abs(a - b) <= 1e-4 for a, b in zip(
-  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
-  "$work/four.json" >/dev/null
+same_losses 1e-4 "$work/four.json"
 "$tessera" run "${tokens[@]}" "${text[@]}" --steps 2 --nproc 4 \
   --strategy pp=2,tp=2 --json >"$work/split.json" 2>"$work/stderr"
 "$tessera" run "${tokens[@]}" "${text[@]}" --steps 2 --json \
   >"$work/one.json" 2>"$work/stderr"
-json 'all(abs(a - b) <= 1e-4 for a, b in zip(
-  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
-  "$work/split.json" >/dev/null
+same_losses 1e-4 "$work/split.json"
 
 gpt2=(--model "$onnx/gpt2.onnx" --global-batch 8 --seq-len 16)
 "$tessera" run "${gpt2[@]}" "${text[@]}" --steps 2 --nproc 8 \
   --strategy pp=2,tp=2,cp=2 --json >"$work/split.json" 2>"$work/stderr"
 "$tessera" run "${gpt2[@]}" "${text[@]}" --steps 2 --json \
   >"$work/one.json" 2>"$work/stderr"
-json 'all(abs(a - b) <= 1e-4 for a, b in zip(
-  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
-  "$work/split.json" >/dev/null
+same_losses 1e-4 "$work/split.json"
 "$tessera" run --model "$onnx/vit.onnx" --global-batch 8 --steps 1 --nproc 4 \
   --strategy dp=2,tp=2 --json >"$work/vit.json" 2>"$work/stderr"
 json 'len(j["losses"]) == 1' "$work/vit.json" >/dev/null
@@ -87,7 +81,5 @@ for model in routed mixtral; do
     --strategy dp=2,tp=2 --json >"$work/split.json" 2>"$work/stderr"
   "$tessera" run "${routed[@]}" "${text[@]}" --steps 2 --json \
     >"$work/one.json" 2>"$work/stderr"
-  json 'all(abs(a - b) <= 1e-4 for a, b in zip(
-    j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
-    "$work/split.json" >/dev/null
+  same_losses 1e-4 "$work/split.json"
 done

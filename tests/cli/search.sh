@@ -166,12 +166,24 @@ json 'j["sources"]["measured"] > 0.8' "$work/own.json" >/dev/null
   2>/dev/null
 json 'j["feasible"] and j["sources"]["analytical"] < 0.2' "$work/own.json" >/dev/null
 
-# From a plan in another dtype: which one, and how to ask for it.
-"$tessera" simulate "${tiny[@]}" --cluster dgx-h100:1 --dtype bf16 \
+# From a plan in another dtype, of another batch and sequence length; that of
+# another model is none.
+"$tessera" simulate --model zoo:gpt2-tiny --global-batch 32 --seq-len 16 \
+  --cluster dgx-h100:1 --dtype bf16 --strategy dp=2,tp=2,pp=2,mbs=4,zero=1 \
   --plan-out "$work/bf16.json" >/dev/null 2>&1
-fails 2 "bf16.json: .* in bf16, not in fp32 \(--dtype bf16\)" search \
-  "${tiny[@]}" --cluster dgx-h100:1 --dtype fp32 --from "$work/bf16.json" \
-  --proposals 1
+"$tessera" search --model zoo:gpt2-tiny --global-batch 64 --seq-len 32 \
+  --cluster dgx-h100:1 --dtype fp32 --from "$work/bf16.json" --proposals 1 \
+  >/dev/null 2>"$work/from.txt"
+grep -q "bf16.json: starting from this plan with 8 microbatches and" \
+  "$work/from.txt" || fail "$(cat "$work/from.txt")"
+fails 2 "bf16.json: placements.*unknown node .*the plan is for gpt2-tiny \(global\
+ batch 32, sequence length 16, bf16\), not for bert-tiny" search \
+  --model zoo:bert-tiny --global-batch 32 --seq-len 16 --cluster dgx-h100:1 \
+  --from "$work/bf16.json" --proposals 1
+fails 2 "bf16.json: .* is for gpt2-tiny \(global batch 32, sequence length 16,\
+ bf16\), not for gpt2-tiny \(global batch 32, sequence length 16, fp32\)" \
+  simulate --model zoo:gpt2-tiny --global-batch 32 --seq-len 16 --dtype fp32 \
+  --cluster dgx-h100:1 --plan "$work/bf16.json"
 
 # From a plan of other ranks.
 "$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2 \
@@ -179,8 +191,8 @@ fails 2 "bf16.json: .* in bf16, not in fp32 \(--dtype bf16\)" search \
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --from "$work/two.json" \
   --proposals 50 --json >"$work/from.json" 2>"$work/from.txt"
 json 'j["feasible"] and j["devices"] == 4' "$work/from.json" >/dev/null
-grep -q "two.json: starting from this plan as it is and [0-9] more near it" "$work/from.txt" ||
-  fail "$(cat "$work/from.txt")"
+grep -q "two.json: starting from this plan as it is and [0-9] more near it" \
+  "$work/from.txt" || fail "$(cat "$work/from.txt")"
 
 # Besides that of --plan, which no uniform plan is as fast as.
 best=(--prefer fastest --confirm 0 --json)

@@ -39,9 +39,7 @@ bert=(--model "$torch/bert.json" "${text[@]}" --steps 2 --seed 5 --json)
 "$tessera" run "${bert[@]}" >"$work/one.json" 2>"$work/stderr"
 "$tessera" run "${bert[@]}" --plan "$work/plan.json" --nproc 4 \
   >"$work/four.json" 2>"$work/stderr"
-json 'all(abs(a - b) <= 1e-4 for a, b in zip(
-  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
-  "$work/four.json" >/dev/null
+same_losses 1e-4 "$work/four.json"
 for name in llama t5 mixtral vit resnet; do
   data=("${text[@]}")
   [[ $name == vit || $name == resnet ]] && data=()
@@ -49,7 +47,5 @@ for name in llama t5 mixtral vit resnet; do
   "$tessera" run "${model[@]}" >"$work/one.json" 2>"$work/stderr"
   "$tessera" run "${model[@]}" --nproc 4 --strategy tp=2,pp=2 \
     >"$work/split.json" 2>"$work/stderr"
-  json 'len(j["losses"]) == 2 and all(abs(a - b) <= 1e-4 for a, b in zip(
-    j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
-    "$work/split.json" >/dev/null
+  same_losses 1e-4 "$work/split.json"
 done

@@ -73,6 +73,66 @@ grown=$(json 'j["cells"][0]["step_time_s"]' "$work/again.json")
 check "j['cells'][2]['step_time_s'] == $grown"
 check 'j["cells"][2]["plan_file"].endswith("best-3.json")'
 
+# How far off each stack's predictions are.
+whatif "${on[@]}" --fast --vary stack=megatron-2021,megatron-core-2024 \
+  >"$work/out.txt"
+for stack in megatron-2021 megatron-core-2024; do
+  [[ $(tr -s ' \n' ' ' <"$work/out.txt") == *"runs under $stack, "* ]] ||
+    fail "no error band of $stack: $(cat "$work/out.txt")"
+done
+
+# Keys that have no effect at some cells are left out there, with a note; of one
+# cluster they are an error.
+idle=(--cluster dgx-a100-80gb:1 --strategy tp=8,zero=1)
+whatif "${idle[@]}" --vary nodes=1,2 --fast --json >"$work/out.json"
+check 'all(c["problem"] == "" for c in j["cells"])'
+check '[len(c["notes"]) for c in j["cells"]] == [1, 0]'
+check '"without zero=1, which has no effect" in j["cells"][0]["notes"][0]'
+whatif "${idle[@]}" --scaling-limit 0.1 --fast --json >"$work/out.json"
+check 'j["scaling"]["points"][0]["devices"] == 8 and j["scaling"]["devices"] > 8'
+fails 2 "zero=1 has no effect" whatif "${what[@]}" "${idle[@]}" --fast
+
+# Unlike nodes, prices and endings of files.
+mixture=(--cluster a3-high:1+a3-mega:1 --strategy tp=1 --fast)
+whatif "${mixture[@]}" --json >"$work/out.json"
+check 'j["cells"][0]["devices"] == 16'
+for flag in "--set nodes=2" "--vary nodes=1,2" "--scaling-limit 0.5"; do
+  # shellcheck disable=SC2086 # a flag and its value
+  fails 2 "nodes: the nodes of 'a3-high:1\+a3-mega:1' are unlike" \
+    whatif "${what[@]}" "${mixture[@]}" $flag
+done
+for cluster in dgx-a100-80gb:1 dgx-h100:1; do
+  "$tessera" discover --cluster "$cluster" -o "$work/${cluster%:1}.pbtxt" \
+    >/dev/null
+done
+sed -i '/upkeep {/a price_usd_per_hour: 2' "$work/dgx-a100-80gb.pbtxt"
+sed -i '/upkeep {/a price_usd_per_hour: 50' "$work/dgx-h100.pbtxt"
+whatif --tokens 1B --fast --json \
+  --cheapest "$work/dgx-h100.pbtxt,$work/dgx-a100-80gb.pbtxt" >"$work/out.json"
+check 'j["cheapest"]["best"].endswith("dgx-a100-80gb.pbtxt")'
+fails 2 "gives all clusters one; for unlike ones" whatif "${what[@]}" --fast \
+  --tokens 1B --cheapest dgx-a100-80gb:1,dgx-h100:1
+cp "$work/two.txtpb" "$work/two.cfg"
+fails 2 "two.cfg: no preset, and no cluster file .* expected .txtpb, .textproto" \
+  whatif "${what[@]}" --cluster "$work/two.cfg"
+
+# A run that never ends is a problem, and no figure.
+never=("${on[@]}" --fast --tokens 1B --set device.mtbf=1us)
+code=0
+"$tessera" whatif "${what[@]}" "${never[@]}" --json >"$work/out.json" \
+  2>"$work/stderr" || code=$?
+[[ $code == 3 ]] || fail "exit code $code of a run that never ends"
+grep -q "the run never ends" "$work/stderr" || fail "$(cat "$work/stderr")"
+check '"never ends" in j["cells"][0]["problem"]'
+whatif "${never[@]}" --vary nodes=1,2 >"$work/out.txt"
+grep -q " never " "$work/out.txt" || fail "$(cat "$work/out.txt")"
+grep -q " inf" "$work/out.txt" && fail "$(cat "$work/out.txt")"
+
+# Rounding at random is of bf16.
+whatif "${on[@]}" --fast --stochastic-rounding --json >"$work/out.json"
+fails 2 "stochastic rounding is of parameters in bf16" whatif "${what[@]}" \
+  "${on[@]}" --fast --stochastic-rounding --dtype fp32
+
 # The report: one file with its plots and all answers, nothing from elsewhere,
 # well-formed; a curve for each line of the other axis.
 whatif "${on[@]}" --fast --sensitivity --vary nodes=1,2 --vary \
@@ -165,6 +225,7 @@ whatif "${on[@]}" --scaling-limit 0.999 --fast --csv >"$work/out.csv"
 csv 'rows[0]["efficiency"] == "1" and rows[0]["devices"] == "16"'
 whatif "${on[@]}" --fit --fast --json >"$work/out.json"
 check 'j["fit"]["fits"] is True and j["fit"]["strategy"] == "tp=2,mbs=2"'
+check 'j["fit"]["problem"] == "" and "tp2" in j["fit"]["plan"]'
 offers=(--tokens 1B --days 100 --set device.price=2USD/h --fast
   --cheapest dgx-a100-80gb:1,dgx-h100:1)
 whatif "${offers[@]}" --json >"$work/out.json"
@@ -179,6 +240,10 @@ code=0
 "$tessera" whatif "${what[@]}" "${on[@]}" "${small[@]}" \
   >"$work/out.txt" 2>/dev/null || code=$?
 [[ $code == 3 ]] || fail "exit code $code of what does not fit"
+"$tessera" whatif "${what[@]}" --cluster dgx-a100-80gb:1 --fit --fast --csv \
+  --strategy offload=optimizer:host --set host.memory=1MB >"$work/out.csv" \
+  2>/dev/null && fail "1 MB is no host"
+csv 'rows[0]["fits"] == "false" and "host" in rows[0]["problem"]'
 enough=$(sed -n 's/.*\(device\.memory=[0-9.]*GB\).*/\1/p' "$work/out.txt")
 whatif "${on[@]}" --fit --fast --set "$enough" >/dev/null
 code=0
@@ -212,6 +277,7 @@ bad "device.flops: device_types.0..peak_fp64_flops_per_second: must be 0 or" \
   --set device.flops=1e300x
 bad "start_seconds: must be at most 1" --set fabric.intra.latency=1s
 bad "names a part of one cluster" --fail node1 --scaling-limit 0.8
+bad "'54.4' is not a whole number" --vary device.multiprocessors=54,54.4
 bad "not a factor such as" --slow device3=2
 bad "needs --tokens" --cheapest dgx-h100
 bad "dgx-h100: no price: --set device.price" --fast --tokens 1B \

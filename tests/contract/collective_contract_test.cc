@@ -9,6 +9,7 @@
 
 #include "costmodel/collective/algorithms.h"
 #include "costmodel/collective/collective.h"
+#include "costmodel/collective/doors.h"
 #include "costmodel/collective/node_rings.h"
 #include "costmodel/link/fair_share.h"
 #include "costmodel/whatif/degrade.h"
@@ -28,15 +29,30 @@ size_t U(int i) {
 }
 
 // Ranks dealt to hosts of the given sizes, one ring in rank order in each.
-CollectiveGroup GroupOf(const std::vector<int>& hosts, bool shared_memory) {
+// Doors are in turn or, with `nics`, dealt where the first so many ranks of
+// each host have a NIC and the others none.
+CollectiveGroup GroupOf(const std::vector<int>& hosts, bool shared_memory,
+                        int nics = 0) {
   CollectiveGroup group;
+  std::vector<HostRanks> ends;
   for (int size : hosts) {
+    HostRanks& host = ends.emplace_back();
+    for (int i = 0; i < size; ++i) {
+      NearestNics& own = host.nics.emplace_back();
+      own.numbers = {i};
+      if (i < nics) continue;
+      own.numbers.resize(U(std::min(nics, size)));
+      std::iota(own.numbers.begin(), own.numbers.end(), 0);
+      own.distance = {1, 0, 0, 0};
+    }
+    group.meshed.push_back(false);
     std::vector<int> ranks(U(size));
     std::iota(ranks.begin(), ranks.end(), group.ranks);
     group.ranks += size;
     group.nodes.push_back(ranks);
     group.node_rings.push_back({ranks});
   }
+  group.doors = nics == 0 ? DoorsInTurn(ends) : DealtDoors(ends);
   group.shared_memory = shared_memory && hosts.size() == 1;
   group.in_switch = true;
   return group;
@@ -56,6 +72,9 @@ std::vector<CollectiveGroup> Groups() {
   groups.push_back(GroupOf({2, 2, 2, 2}, false));
   groups.push_back(GroupOf({1, 3}, false));
   groups.push_back(GroupOf({4, 2, 3}, false));
+  groups.push_back(GroupOf({4, 4}, false, 3));
+  groups.push_back(GroupOf({5, 5, 5}, false, 2));
+  groups.push_back(GroupOf({4, 2, 3}, false, 2));
   CollectiveGroup chain = GroupOf({5}, false);
   chain.node_rings[0] = {{4, 0, 1, 2, 3}};
   chain.open_chain = true;
@@ -64,6 +83,7 @@ std::vector<CollectiveGroup> Groups() {
   CollectiveGroup mesh = GroupOf({4, 4}, false);
   mesh.node_rings[0].push_back({3, 2, 1, 0});
   mesh.node_rings[1].push_back({7, 6, 5, 4});
+  mesh.meshed = {true, true};
   groups.push_back(mesh);
   return groups;
 }

@@ -284,9 +284,8 @@ TEST_P(EvaluatorVsSimulator, Agree) {
     const std::string text =
         std::to_string(made) + ": " + Describe(graph, cluster, *plan);
     const Evaluation fast = evaluator.Evaluate(*plan);
-    const Timeline exact = Simulator(evaluator.pricer(), {.share_links = false})
-                               .Run(tasks)
-                               .value();
+    const Timeline exact =
+        Simulate(evaluator.pricer(), tasks, {.share_links = false});
     EXPECT_EQ(fast.step_time.picoseconds, exact.step_time.picoseconds) << text;
     // What Task::like says of prices.
     TaskGraph alone = tasks;
@@ -309,7 +308,7 @@ TEST_P(EvaluatorVsSimulator, Agree) {
       }
     }
     times.insert(fast.step_time);
-    const Timeline shared = Simulator(evaluator.pricer()).Run(tasks).value();
+    const Timeline shared = Simulate(evaluator.pricer(), tasks);
     EXPECT_GE(shared.step_time, exact.step_time) << text;
     const double error =
         shared.step_time.seconds() / fast.step_time.seconds() - 1;

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "planner/base/element_count.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/random_graph.h"
@@ -266,8 +267,7 @@ void WriteWeights(const Graph& graph, const std::string& from,
   }
   auto writer = SafetensorsWriter::Create(to, entries, {}).value();
   for (const SafetensorsEntry& entry : entries) {
-    int64_t bytes = SizeOf(entry.dtype);
-    for (int64_t extent : entry.shape) bytes *= extent;
+    const int64_t bytes = ElementCount(entry.shape) * SizeOf(entry.dtype);
     const auto written =
         writer.Write({file.Find(entry).value(), static_cast<size_t>(bytes)});
     TESSERA_CHECK(written.has_value()) << written.error().ToString();

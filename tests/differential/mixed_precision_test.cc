@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "planner/base/element_count.h"
 #include "runtime/loss_scale.h"
 #include "tests/support/tiny_training.h"
 
@@ -34,8 +35,7 @@ std::string StateIn(const std::string& path, const Graph& graph) {
   std::string state;
   for (TensorId id : Weights(graph)) {
     const Tensor& tensor = graph.tensor(id);
-    int64_t bytes = 4;
-    for (int64_t extent : tensor.shape) bytes *= extent;
+    const int64_t bytes = 4 * ElementCount(tensor.shape);
     for (const char* prefix : {"", "optimizer.m.", "optimizer.v."}) {
       const std::byte* const data =
           file.Find({prefix + tensor.name, DType::kFloat32, tensor.shape})

@@ -1,14 +1,19 @@
-// What ONNX's operators repeat, implicitly or by an Expand, has the values that
-// the standard says wherever it goes, or is refused: nodes of small files are
-// run and held against sums that stand beside them.
+// Nodes have the values that ONNX's standard says, or are refused: such as of
+// what is repeated, implicitly or by an Expand. Small files are run and held
+// against sums that stand beside them, or against nodes in other words.
 
 #include "tests/support/onnx_values.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
+#include <string>
+#include <vector>
 
+#include "planner/base/element_count.h"
 #include "planner/base/file.h"
 #include "tests/support/onnx_bytes.h"
 #include "tests/support/temp_path.h"
@@ -31,8 +36,7 @@ double WeightAt(int64_t i) {
          0.125 * static_cast<double>(i % 3);
 }
 Message Weights(const std::string& name, const Shape& shape) {
-  int64_t count = 1;
-  for (int64_t extent : shape) count *= extent;
+  const int64_t count = ElementCount(shape);
   std::vector<float> values;
   for (int64_t i = 0; i < count; ++i) {
     values.push_back(static_cast<float>(WeightAt(i)));
@@ -295,6 +299,432 @@ TEST(OnnxValues, TensorsOfTheFileAreBroadcast) {
            NodeOf("Add", "both", {"zeros", "k"}, "kk"), Summed("kk", "r"),
            Added()}),
       [](int64_t i, int64_t f) { return InputAt(i, f) + 5 * WeightAt(f); });
+}
+
+Message Ints(const std::string& name, const std::vector<int64_t>& values) {
+  Message attribute = Message().Text(1, name);
+  for (int64_t value : values) attribute.Number(8, value);
+  return attribute;
+}
+
+// Padding that is counted is counted on each side: as of a Pad in front.
+TEST(OnnxValues, MeansCountPaddingOnBothSides) {
+  const auto pooled = [](const Shape& image, std::vector<Message> nodes,
+                         const std::vector<int64_t>& pads) {
+    const bool signal = image.size() == 3;
+    nodes.insert(nodes.begin(),
+                 {NodeOf("MatMul", "layer", {"x", "w"}, "a"),
+                  NodeOf("Reshape", "image", {"a", "shape"}, "image")});
+    nodes.push_back(NodeOf("Flatten", "flat", {"pooled"}, "logits"));
+    return Computed({Weights("w", {4, signal ? 5 : 25}), IntsOf("shape", image),
+                     IntsOf("pads", pads)},
+                    std::move(nodes));
+  };
+  struct Case {
+    std::vector<int64_t> window, strides, pads;  // as ONNX has them
+    const char* automatic;                       // that pads in the same way
+    bool ceil;
+  };
+  for (const Case& c : {Case{{2, 2}, {2, 2}, {0, 0, 1, 1}, "SAME_UPPER", false},
+                        Case{{2, 2}, {2, 2}, {1, 1, 0, 0}, "SAME_LOWER", false},
+                        Case{{3, 2}, {1, 2}, {1, 0, 1, 1}, "", false},
+                        Case{{3, 3}, {2, 2}, {0, 2, 1, 0}, "", false},
+                        Case{{3, 3}, {2, 2}, {1, 0, 0, 2}, "", true},
+                        Case{{2}, {2}, {0, 1}, "SAME_UPPER", false},
+                        Case{{3}, {2}, {1, 0}, "", true}}) {
+    const bool signal = c.window.size() == 1;
+    const Shape image = signal ? Shape{0, 1, 5} : Shape{0, 1, 5, 5};
+    std::vector<Message> how = {Ints("kernel_shape", c.window),
+                                Ints("strides", c.strides),
+                                IntAttribute("count_include_pad", 1),
+                                IntAttribute("ceil_mode", c.ceil ? 1 : 0)};
+    std::vector<int64_t> pads = {0, 0};  // samples and channels
+    for (size_t i = 0; i < c.pads.size(); ++i) {
+      if (i == c.window.size()) pads.insert(pads.end(), {0, 0});
+      pads.push_back(c.pads[i]);
+    }
+    const auto expected =
+        pooled(image,
+               {NodeOf("Pad", "pad", {"image", "pads"}, "padded"),
+                NodeOf("AveragePool", "pool", {"padded"}, "pooled", how)},
+               pads);
+    ASSERT_TRUE(expected.has_value()) << expected.error().ToString();
+    const int64_t columns = std::ssize(*expected) / kSamples;
+    const auto expect_same = [&](const Message& padding) {
+      std::vector<Message> padded = how;
+      padded.push_back(padding);
+      ExpectValues(
+          pooled(image,
+                 {NodeOf("AveragePool", "pool", {"image"}, "pooled", padded)},
+                 pads),
+          [&](int64_t i, int64_t f) {
+            return (*expected)[static_cast<size_t>(i * columns + f)];
+          },
+          columns);
+    };
+    expect_same(Ints("pads", c.pads));
+    const std::string automatic = c.automatic;
+    if (!automatic.empty()) {
+      expect_same(Message().Text(1, "auto_pad").Text(4, automatic));
+    }
+  }
+}
+
+// Of one step, whose state is the activation of the inputs alone.
+TEST(OnnxValues, DirectionsHaveActivationsOfTheirOwn) {
+  const auto relu = [](double v) { return std::max(v, 0.0); };
+  const auto tanh = [](double v) { return std::tanh(v); };
+  using Function = double (*)(double);
+  const auto states = [](const std::vector<std::string>& activations) {
+    Message names = Message().Text(1, "activations");
+    for (const std::string& name : activations) names.Text(9, name);
+    return Computed(
+        {Weights("w", {2, 2, 4}), Weights("r", {2, 2, 2}),
+         IntsOf("middle", {1}), IntsOf("shape", {0, 4})},
+        {NodeOf("Unsqueeze", "step", {"x", "middle"}, "steps"),
+         Message()
+             .Text(1, "steps")
+             .Text(1, "w")
+             .Text(1, "r")
+             .Text(2, "")
+             .Text(2, "last")
+             .Text(3, "rnn")
+             .Text(4, "RNN")
+             .Add(5, IntAttribute("layout", 1))
+             .Add(5, Message().Text(1, "direction").Text(4, "bidirectional"))
+             .Add(5, names),
+         NodeOf("Reshape", "both", {"last", "shape"}, "logits")});
+  };
+  struct Case {
+    std::vector<std::string> names;
+    std::vector<Function> functions;
+  };
+  for (const Case& c : {Case{{"Relu", "Tanh"}, {relu, tanh}},
+                        Case{{"Tanh", "Relu"}, {tanh, relu}},
+                        Case{{"relu", "RELU"}, {relu, relu}}}) {
+    ExpectValues(states(c.names), [&](int64_t i, int64_t column) {
+      double sum = 0;
+      for (int64_t f = 0; f < 4; ++f) {
+        sum += InputAt(i, f) * WeightAt(4 * column + f);
+      }
+      return c.functions[static_cast<size_t>(column / 2)](sum);
+    });
+  }
+}
+
+TEST(OnnxValues, SmallFunctionsStayThemselves) {
+  const auto function = [](const std::string& op, float by) {
+    std::vector<float> large(16, 0);  // undoes it behind the function
+    for (size_t i = 0; i < 4; ++i) large[5 * i] = 1 / by;
+    return Computed({FloatsOf("by", {}, {by}), FloatsOf("w", {4, 4}, large)},
+                    {NodeOf(op, "function", {"x"}, "f"),
+                     NodeOf("Mul", "small", {"f", "by"}, "s"),
+                     NodeOf("MatMul", "large", {"s", "w"}, "logits")});
+  };
+  ExpectValues(function("Sigmoid", 1e-5F), [](int64_t i, int64_t f) {
+    return 1 / (1 + std::exp(-InputAt(i, f)));
+  });
+  ExpectValues(function("Abs", 1e-7F),
+               [](int64_t i, int64_t f) { return std::abs(InputAt(i, f)); });
+}
+
+// Numbers become whole, towards zero.
+TEST(OnnxValues, NumbersAreCastToTheTypeOfOthers) {
+  const auto cast = [](float number, int64_t type) {
+    return Computed({FloatsOf("k", {}, {number}),
+                     Message().Number(2, type).Text(8, "like").Text(
+                         9, std::string(type == 9 ? 1 : 8, '\1'))},
+                    {NodeOf("CastLike", "cast", {"k", "like"}, "c"),
+                     NodeOf("CastLike", "back", {"c", "x"}, "r"), Added()});
+  };
+  struct Case {
+    float number;
+    int64_t type;  // whole numbers, bools, fp64
+    double expected;
+  };
+  for (const Case& c :
+       {Case{2.75F, 7, 2}, Case{-2.75F, 7, -2}, Case{0.25F, 9, 1},
+        Case{0, 9, 0}, Case{2.75F, 11, 2.75}}) {
+    ExpectValues(cast(c.number, c.type), [&](int64_t i, int64_t f) {
+      return InputAt(i, f) + c.expected;
+    });
+  }
+}
+
+// Behind a number they are slices: a layer in pieces has it nowhere.
+TEST(OnnxValues, ALayerBehindANumberIsSplit) {
+  const auto layer = [](int64_t i, int64_t column) {
+    double sum = 0;
+    for (int64_t f = 0; f < 4; ++f) {
+      sum += InputAt(i, f) * WeightAt(8 * f + column);
+    }
+    return sum;
+  };
+  ExpectValues(Computed({Weights("w", {4, 8}), FloatsOf("half", {}, {0.5})},
+                        {NodeOf("MatMul", "layer", {"x", "w"}, "a"),
+                         NodeOf("Mul", "by", {"a", "half"}, "b"),
+                         Message()
+                             .Text(1, "b")
+                             .Text(2, "c")
+                             .Text(2, "d")
+                             .Text(3, "split")
+                             .Text(4, "Split")
+                             .Add(5, IntAttribute("axis", 1)),
+                         NodeOf("Sub", "sub", {"c", "d"}, "logits")}),
+               [&](int64_t i, int64_t f) {
+                 return 0.5 * (layer(i, f) - layer(i, f + 4));
+               });
+}
+
+// Heads are in front of places, and each of them has the row of its place.
+TEST(OnnxValues, RowsOfPlacesAreAddedToEachHead) {
+  constexpr int64_t kPlaces = 6;
+  constexpr int64_t kHeads = 4;
+  constexpr int64_t kWide = 2;
+  for (const int64_t samples : {3, 4}) {  // other than heads, and as many
+    std::vector<float> same(kHeads * kWide * kHeads * kWide, 0);
+    for (size_t i = 0; i < same.size(); i += kHeads * kWide + 1) same[i] = 1;
+    Parts parts;
+    parts.inputs = {InputOf("tokens", 7, {"n", "s"})};
+    parts.weights = {Weights("table", {5, kHeads * kWide}),
+                     Weights("rows", {kPlaces, kWide}),
+                     FloatsOf("w", {kHeads * kWide, kHeads * kWide}, same),
+                     IntsOf("heads", {0, 0, kHeads, kWide}),
+                     IntsOf("whole", {0, 0, kHeads * kWide})};
+    parts.nodes = {
+        NodeOf("Gather", "lookup", {"table", "tokens"}, "l"),
+        NodeOf("MatMul", "layer", {"l", "w"}, "a"),
+        NodeOf("Reshape", "apart", {"a", "heads"}, "b"),
+        NodeOf("Transpose", "turn", {"b"}, "c", {Ints("perm", {0, 2, 1, 3})}),
+        NodeOf("Add", "add", {"c", "rows"}, "d"),
+        NodeOf("Transpose", "back", {"d"}, "e", {Ints("perm", {0, 2, 1, 3})}),
+        NodeOf("Reshape", "join", {"e", "whole"}, "logits")};
+    const std::string path = TempPath("rows.onnx");
+    ASSERT_TRUE(WriteFileAtomically(path, BytesOf(parts)).has_value());
+    ImportOptions options;
+    options.global_batch = samples;
+    options.seq_len = kPlaces;
+    const auto made = ImportOnnxComputation(path, options);
+    ASSERT_TRUE(made.has_value()) << made.error().ToString();
+    const auto tensors =
+        ComputeOnnx(*made, path, [&](TensorId, HostTensor& tokens) {
+          for (int64_t i = 0; i < tokens.elements(); ++i) {
+            tokens.Set(i, static_cast<double>(i % 5));
+          }
+          return Result<void>();
+        });
+    ASSERT_TRUE(tensors.has_value()) << tensors.error().ToString();
+    const std::vector<double> values = ValuesOf(made->outputs[0], *tensors);
+    ASSERT_EQ(std::ssize(values), samples * kPlaces * kHeads * kWide);
+    for (int64_t at = 0; at < std::ssize(values); ++at) {
+      const int64_t column = at % (kHeads * kWide);
+      const int64_t token = at / (kHeads * kWide) % 5;
+      const int64_t place = at / (kHeads * kWide) % kPlaces;
+      EXPECT_NEAR(values[static_cast<size_t>(at)],
+                  WeightAt(token * kHeads * kWide + column) +
+                      WeightAt(place * kWide + column % kWide),
+                  1e-6)
+          << at;
+    }
+  }
+}
+
+// Places are those of the scale that was rounded to fp32: with p / 10, a pixel
+// of place i is at c = 10 i / p, or with centres at half a pixel at
+// c = (10 i + 5) / p - 1 / 2. Of the two scales 1.7 is rounded up and 1.9 down,
+// so that quotients which are whole come out on either side of it.
+TEST(OnnxValues, NearestPlacesAreThoseOfTheDecimalScale) {
+  constexpr int64_t kPlaces = 11;
+  struct Case {
+    const char* coordinates;
+    const char* nearest;
+    std::function<int64_t(int64_t i, int64_t p)> place;
+  };
+  const auto ceil = [](int64_t a, int64_t p) { return (a + p - 1) / p; };
+  for (const Case& c :
+       {Case{"asymmetric", "floor",
+             [](int64_t i, int64_t p) { return 10 * i / p; }},
+        Case{"asymmetric", "ceil",
+             [&](int64_t i, int64_t p) { return ceil(10 * i, p); }},
+        Case{"half_pixel", "round_prefer_ceil",
+             [](int64_t i, int64_t p) { return (10 * i + 5) / p; }},
+        Case{"half_pixel", "round_prefer_floor",
+             [&](int64_t i, int64_t p) { return ceil(10 * i + 5, p) - 1; }}}) {
+    for (const int64_t p : {17, 19}) {
+      const float scale = static_cast<float>(p) / 10;
+      SCOPED_TRACE(std::string(c.nearest) + " " + std::to_string(p));
+      ExpectValues(
+          Computed(
+              {Weights("w", {4, kPlaces}), IntsOf("middle", {1}),
+               FloatsOf("scales", {3}, {1, 1, scale})},
+              {NodeOf("MatMul", "layer", {"x", "w"}, "a"),
+               NodeOf("Unsqueeze", "signal", {"a", "middle"}, "b"),
+               NodeOf("Resize", "up", {"b", "", "scales"}, "c",
+                      {Message()
+                           .Text(1, "coordinate_transformation_mode")
+                           .Text(4, c.coordinates),
+                       Message().Text(1, "nearest_mode").Text(4, c.nearest)}),
+               NodeOf("Flatten", "flat", {"c"}, "logits")}),
+          [&](int64_t i, int64_t column) {
+            const int64_t place = std::min(c.place(column, p), kPlaces - 1);
+            double sum = 0;
+            for (int64_t f = 0; f < 4; ++f) {
+              sum += InputAt(i, f) * WeightAt(kPlaces * f + place);
+            }
+            return sum;
+          },
+          kPlaces * p / 10);
+    }
+  }
+}
+
+// Fewer places than none on a side are cut off it, before others are added.
+TEST(OnnxValues, PadsCutPlacesOff) {
+  struct Case {
+    const char* mode;
+    int64_t before, behind;
+    std::vector<int64_t> places;  // of x; -1: the number
+  };
+  for (const Case& c :
+       {Case{"constant", -1, -1, {1, 2}}, Case{"constant", 0, -3, {0}},
+        Case{"constant", -1, 2, {1, 2, 3, -1, -1}},
+        Case{"constant", 1, -2, {-1, 0, 1}},
+        Case{"edge", 2, -1, {0, 0, 0, 1, 2}},
+        Case{"reflect", -1, 1, {1, 2, 3, 2}}}) {
+    ExpectValues(
+        Computed({IntsOf("pads", {0, c.before, 0, c.behind}),
+                  FloatsOf("number", {}, {7})},
+                 {NodeOf("Pad", "pad", {"x", "pads", "number"}, "logits",
+                         {Message().Text(1, "mode").Text(4, c.mode)})}),
+        [&](int64_t i, int64_t column) {
+          const int64_t f = c.places[static_cast<size_t>(column)];
+          return f < 0 ? 7 : InputAt(i, f);
+        },
+        std::ssize(c.places));
+  }
+  EXPECT_THAT(Refusal(Computed({IntsOf("pads", {0, -2, 0, -2})},
+                               {NodeOf("Pad", "pad", {"x", "pads"}, "y"),
+                                NodeOf("Identity", "i", {"y"}, "logits")})),
+              HasSubstr("node 'pad' (Pad): has no places"));
+}
+
+// Places of an image are one dimension of a softmax over all of them, and apart
+// again where their weights meet the image.
+TEST(OnnxValues, SoftmaxesAreOverJointDimensions) {
+  constexpr int64_t kPixels = 6;
+  const auto layer = [](int64_t i, int64_t column) {
+    double sum = 0;
+    for (int64_t f = 0; f < 4; ++f) {
+      sum += InputAt(i, f) * WeightAt(2 * kPixels * f + column);
+    }
+    return sum;
+  };
+  for (const char* op : {"Softmax", "LogSoftmax"}) {
+    for (const int64_t axis : {2, 1}) {  // where places are behind channels
+      std::vector<Message> nodes = {
+          NodeOf("MatMul", "layer", {"x", "w"}, "a"),
+          NodeOf("Reshape", "image", {"a", "image"}, "b"),
+          NodeOf("Identity", "same", {"b"}, "c"),
+          NodeOf("Reshape", "flat", {"c", "pixels"}, "d")};
+      const std::vector<Message> along = {IntAttribute("axis", axis)};
+      if (axis == 2) {
+        nodes.push_back(NodeOf(op, "over", {"d"}, "g", along));
+      } else {
+        const Message perm = Ints("perm", {0, 2, 1});
+        nodes.push_back(NodeOf("Transpose", "turn", {"d"}, "e", {perm}));
+        nodes.push_back(NodeOf(op, "over", {"e"}, "f", along));
+        nodes.push_back(NodeOf("Transpose", "back", {"f"}, "g", {perm}));
+      }
+      nodes.push_back(NodeOf("Mul", "weigh", {"g", "d"}, "h"));
+      nodes.push_back(NodeOf("Reshape", "all", {"h", "rows"}, "logits"));
+      ExpectValues(
+          Computed(
+              {Weights("w", {4, 2 * kPixels}), IntsOf("image", {0, 2, 2, 3}),
+               IntsOf("pixels", {0, 2, -1}), IntsOf("rows", {0, -1})},
+              std::move(nodes)),
+          [&](int64_t i, int64_t column) {
+            const int64_t channel = column / kPixels;
+            double sum = 0;
+            for (int64_t k = 0; k < kPixels; ++k) {
+              sum += std::exp(layer(i, channel * kPixels + k));
+            }
+            const double log = layer(i, column) - std::log(sum);
+            return layer(i, column) *
+                   (std::string(op) == "Softmax" ? std::exp(log) : log);
+          },
+          2 * kPixels);
+    }
+  }
+}
+
+// Two steps from zeros, of gates z, r and n in this order:
+// h' = (1 - z) n + z h, where n reads r R h, or R (r h).
+TEST(OnnxValues, GrusMayHaveNoBiases) {
+  constexpr int64_t kHidden = 2;
+  for (const bool resets_behind : {false, true}) {
+    const auto states = [&](int64_t i) {
+      std::vector<double> h(kHidden, 0);
+      for (int64_t step = 0; step < 2; ++step) {
+        const auto input = [&](int64_t gate, int64_t j) {
+          double sum = 0;
+          for (int64_t f = 0; f < 2; ++f) {
+            sum += InputAt(i, 2 * step + f) *
+                   WeightAt(2 * (kHidden * gate + j) + f);
+          }
+          return sum;
+        };
+        const auto recurrent = [&](int64_t gate, int64_t j,
+                                   const std::vector<double>& of) {
+          double sum = 0;
+          for (int64_t k = 0; k < kHidden; ++k) {
+            sum += of[static_cast<size_t>(k)] *
+                   WeightAt(kHidden * (kHidden * gate + j) + k);
+          }
+          return sum;
+        };
+        const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
+        std::vector<double> r(kHidden);
+        std::vector<double> reset(kHidden);
+        for (int64_t j = 0; j < kHidden; ++j) {
+          const auto at = static_cast<size_t>(j);
+          r[at] = sigmoid(input(1, j) + recurrent(1, j, h));
+          reset[at] = r[at] * h[at];
+        }
+        std::vector<double> next(kHidden);
+        for (int64_t j = 0; j < kHidden; ++j) {
+          const auto at = static_cast<size_t>(j);
+          const double z = sigmoid(input(0, j) + recurrent(0, j, h));
+          const double n = std::tanh(input(2, j) +
+                                     (resets_behind ? r[at] * recurrent(2, j, h)
+                                                    : recurrent(2, j, reset)));
+          next[at] = (1 - z) * n + z * h[at];
+        }
+        h = next;
+      }
+      return h;
+    };
+    ExpectValues(
+        Computed({Weights("w", {1, 3 * kHidden, 2}),
+                  Weights("r", {1, 3 * kHidden, kHidden}),
+                  IntsOf("steps", {0, 2, 2}), IntsOf("rows", {0, kHidden})},
+                 {NodeOf("Reshape", "apart", {"x", "steps"}, "s"),
+                  Message()
+                      .Text(1, "s")
+                      .Text(1, "w")
+                      .Text(1, "r")
+                      .Text(2, "")
+                      .Text(2, "last")
+                      .Text(3, "gru")
+                      .Text(4, "GRU")
+                      .Add(5, IntAttribute("layout", 1))
+                      .Add(5, IntAttribute("linear_before_reset",
+                                           resets_behind ? 1 : 0)),
+                  NodeOf("Reshape", "row", {"last", "rows"}, "logits")}),
+        [&](int64_t i, int64_t column) {
+          return states(i)[static_cast<size_t>(column)];
+        },
+        kHidden);
+  }
 }
 
 }  // namespace

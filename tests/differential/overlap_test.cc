@@ -248,7 +248,7 @@ void ExpectOverlap(const std::string& strategy, size_t least_meetings,
   ASSERT_GE(meetings.size(), least_meetings);
 
   const Evaluator evaluator(graph, cluster, nullptr, {});
-  const Timeline predicted = Simulator(evaluator.pricer()).Run(tasks).value();
+  const Timeline predicted = Simulate(evaluator.pricer(), tasks);
   auto worlds = MakeThreadWorlds(2, {Duration::FromSeconds(60)});
   RunThreads(2, [&](int rank) {
     Meetings meet(meetings);

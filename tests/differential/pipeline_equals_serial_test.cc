@@ -127,6 +127,28 @@ TEST(PipelinesWith, OneStageOfSeveralChunks) {
   }
 }
 
+// On queues, where a send waits for its receive, with buffers that two streams
+// use from forward to backward: what takes their room waits for sends, too.
+TEST(PipelinesWith, SendsThatWait) {
+  const Graph graph = ImportTiny(TinyLlama(4), kBatch, kSeqLen);
+  const Outcome serial = RunStrategy(graph, 1, "mbs=12");
+  TinyRun run;
+  run.steps = kSteps;
+  run.in_queues = true;
+  for (const auto& [ranks, text] : std::vector<std::pair<int, std::string>>{
+           {2, "pp=2,vp=2,mbs=3,schedule=interleaved"},
+           {2, "pp=2,mbs=2,schedule=zb-h1"},
+           {3, "pp=3,mbs=2,schedule=zb-h2"},
+           {6, "pp=3,mbs=1,cp=2"},
+           {8, "pp=4,mbs=1,tp=2,sp=1"}}) {
+    for (bool graphs : {false, true}) {
+      run.graphs = graphs;
+      EXPECT_EQ(Difference(OutcomeOf(graph, ranks, text, run), serial), "")
+          << text;
+    }
+  }
+}
+
 // Chunks of one to three blocks, that no strategy gives.
 TEST(PipelinesWith, UnevenChunks) {
   const Graph graph = ImportTiny(TinyGpt2(6, 2, 4), kBatch, kSeqLen);

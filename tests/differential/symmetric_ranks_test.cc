@@ -177,7 +177,7 @@ class RankSimulation {
       view.peer = &tasks_.value(task.peer);
       view.peer_group = &tasks_.group(view.peer->group);
     }
-    const Bytes payload = pricer_.Payload(view);
+    const Bytes payload = PayloadOf(view);
     const std::vector<std::vector<DeviceId>> subgroups = {devices};
     const CollectiveOption& option =
         CollectiveModel::Best(collectives_.Options(kind, subgroups), payload);
@@ -222,13 +222,12 @@ double Check(std::string_view topology, std::string_view strategy) {
   const Pricer pricer(graph, cluster, nullptr);
   RankSimulation ranks(cluster, pricer, tasks);
 
-  const Timeline alone =
-      Simulator(pricer, {.share_links = false}).Run(tasks).value();
+  const Timeline alone = Simulate(pricer, tasks, {.share_links = false});
   ranks.Run(false, [&](size_t t, const Unit& unit) {
     EXPECT_EQ(unit.start, alone.spans[t].start) << t;
     EXPECT_EQ(unit.end, alone.spans[t].end) << t;
   });
-  const Timeline shared = Simulator(pricer).Run(tasks).value();
+  const Timeline shared = Simulate(pricer, tasks);
   const double tolerance =
       1e-9 * static_cast<double>(shared.step_time.picoseconds);
   ranks.Run(true, [&](size_t t, const Unit& unit) {

@@ -157,6 +157,10 @@ TEST_F(CublasLtMatMulGpuTest, TunedChoicesAreAdoptedByAnother) {
   MatMulKey key;
   key.problem = {.m = 256, .n = 512, .k = 128};
   key.problem.a = key.problem.b = key.problem.d = DType::kBFloat16;
+  key.problem.transpose_b = true;
+  ExpectEqualsPlainLoops(key.problem, 0);
+  EXPECT_THAT(matmul_->TakeUntuned(), ::testing::ElementsAre(key));
+  EXPECT_THAT(matmul_->TakeUntuned(), ::testing::IsEmpty());
   const auto times = matmul_->Tune(key, 8, *device_->kernel_queue());
   ASSERT_TRUE(times) << times.error().ToString();
   EXPECT_GE(times->size(), 1u);
@@ -166,6 +170,7 @@ TEST_F(CublasLtMatMulGpuTest, TunedChoicesAreAdoptedByAnother) {
   matmul_ = CublasLtMatMul::Make().value();
   ASSERT_TRUE(matmul_->Adopt(*read));
   ExpectEqualsPlainLoops(key.problem, 0);
+  EXPECT_THAT(matmul_->TakeUntuned(), ::testing::IsEmpty());
 
   MatMulChoices others = *read;
   others.version += 1;

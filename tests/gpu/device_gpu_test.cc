@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "runtime/device/cpu_device.h"
@@ -23,6 +25,22 @@ TEST(CudaDeviceTest, AGpuThatIsNotThereIsAnError) {
   EXPECT_EQ(device.error().code, ErrorCode::kUnavailable);
   EXPECT_THAT(device.error().message, HasSubstr("there is no GPU"));
   EXPECT_FALSE(MakeCudaDevice(-1));
+}
+
+// CUDA reads it when it starts, which the first of these calls makes it do.
+TEST(CudaDeviceTest, ConnectionsAreSetBeforeCudaStarts) {
+  constexpr char kVariable[] = "CUDA_DEVICE_MAX_CONNECTIONS";
+  const std::string before = getenv(kVariable) ? getenv(kVariable) : "32";
+  unsetenv(kVariable);
+  (void)CudaDeviceCount();
+  EXPECT_STREQ(getenv(kVariable), "32");
+  unsetenv(kVariable);
+  (void)PropertiesOfGpu(0);
+  EXPECT_STREQ(getenv(kVariable), "32");
+  setenv(kVariable, "8", /*overwrite=*/1);
+  (void)CudaDeviceCount();
+  EXPECT_STREQ(getenv(kVariable), "8");
+  setenv(kVariable, before.c_str(), /*overwrite=*/1);
 }
 
 class DeviceGpuTest : public ::testing::Test {
@@ -59,9 +77,9 @@ class DeviceGpuTest : public ::testing::Test {
   std::unique_ptr<CudaDevice> device_;
 };
 
-// 11 MB are three pieces of staging memory, the last one ragged.
+// 22 MB are more pieces than there are of staging memory, the last one ragged.
 TEST_F(DeviceGpuTest, WriteReadAndZero) {
-  std::vector<int> values(2'750'001);
+  std::vector<int> values(5'500'001);
   std::iota(values.begin(), values.end(), 17);
   void* const data = Upload(values);
   EXPECT_EQ(Download<int>(data, values.size()), values);

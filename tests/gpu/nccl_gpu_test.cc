@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -35,21 +36,13 @@
 #include "runtime/comm/store.h"
 #include "runtime/comm/text.h"
 #include "runtime/launch/backend.h"
+#include "tests/support/rank_expect.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-#define RANK_EXPECT(condition) \
-  if (condition) {             \
-  } else                       \
-    return Text("line ", __LINE__, ": ", #condition)
-#define RANK_EXPECT_OK(expression)          \
-  if (const auto ok_ = (expression); ok_) { \
-  } else                                    \
-    return Text("line ", __LINE__, ": ", ok_.error().ToString())
 
 // One rank: its world, its device, and vectors that live there.
 class Rank {
@@ -413,6 +406,29 @@ std::string Aborted(Rank& rank) {
   return result ? "no error" : result.error().ToString();
 }
 
+// What is behind an operation that was cut off runs in the end, and may use
+// what its rank frees then.
+std::string CutOff(Rank& rank) {
+  RANK_EXPECT_OK(rank.all().Barrier());
+  if (rank.me() == 1) {
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    return "";
+  }
+  float* const x = rank.Upload(std::vector<float>{1});
+  RANK_EXPECT_OK(rank.all().AllReduce(x, 1, DType::kFloat32));
+  std::atomic<bool> ran = false;
+  rank.device.EnqueueOnHost([&]() -> Result<void> {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    ran = true;
+    return {};
+  });
+  rank.world.Abort("disk full");
+  RANK_EXPECT(!rank.device.Synchronize());
+  rank.device.WaitForAll();
+  RANK_EXPECT(ran);
+  return "";
+}
+
 std::string LateRank(Rank& rank) {
   if (auto barrier = rank.all().Barrier(); !barrier) return "barrier";
   rank.world.SetCurrentTask(Text("task", rank.me()));
@@ -445,6 +461,7 @@ constexpr Case kCases[] = {
     {"MessagesMatch", MessagesMatch}, {"MessagesInTurn", MessagesInTurn},
 };
 constexpr Case kFailureCases[] = {{"Aborted", Aborted},
+                                  {"CutOff", CutOff},
                                   {"LateRank", LateRank},
                                   {"KilledRank", KilledRank},
                                   {"OtherSizes", OtherSizes}};
@@ -583,6 +600,10 @@ TEST_F(NcclFailureGpuTest, AbortReachesEveryone) {
   for (const std::string& result : RunRanks("Aborted", 2)) {
     EXPECT_THAT(result, HasSubstr("rank 1 aborted: disk full"));
   }
+}
+
+TEST_F(NcclFailureGpuTest, WorkBehindWhatWasCutOffIsWaitedFor) {
+  EXPECT_EQ(RunRanks("CutOff", 2)[0], "");
 }
 
 TEST_F(NcclFailureGpuTest, SidesOfAChannelMustExpectTheSame) {

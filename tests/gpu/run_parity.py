@@ -53,7 +53,7 @@ LOOPBACK = [
 ]
 # Every operation takes milliseconds here: ranks have the GPU by turns.
 NCCL = ["2:dp=2,zero=1", "2:dp=1,tp=2", "2:dp=1,pp=2,mbs=4", "2:dp=2,zero=3",
-        "4:dp=2,tp=2,zero=1"]
+        "4:dp=2,tp=2,zero=1", "2:dp=1,pp=2,vp=2,mbs=2,schedule=interleaved"]
 
 
 def parsed(text):

@@ -527,6 +527,47 @@ TEST_F(CudaKernelCalls, TooLittleWorkspaceIsAnError) {
   EXPECT_THAT(queue.error, ::testing::HasSubstr("bytes of workspace"));
 }
 
+// The sums are the same bits in pieces, of some rows, and of some places of one
+// row, as at once.
+TEST_F(CudaKernelCalls, SumsByIdInPiecesOfTheWorkspace) {
+  CudaQueue& queue = device_->queue();
+  const int64_t all = queue.workspace_bytes;
+  const IndexRule rule = IndexRule::Parse("bth,bt->bvh").value();
+  HostTensor ids({2, 30}, DType::kInt32);
+  Rng rng(3);
+  for (int64_t i = 0; i < ids.elements(); ++i) {
+    ids.Set(i, static_cast<double>(rng.Below(9)) - 1);
+  }
+  const Tensors operands = {Random({2, 30, 5}, 1), ids};
+  const std::vector<LocalTensor> in = {operands[0].Local(), ids.Local()};
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool accumulate : {false, true}) {
+      const auto sum = [&](int64_t workspace_bytes, const RunKernel& run) {
+        queue.workspace_bytes = workspace_bytes;
+        HostTensor y = Random({2, 7, 5}, 2).As(dtype);
+        const std::vector<LocalTensor> out = {y.Local()};
+        run("scatter_add", {.rule = &rule,
+                            .attributes = {},
+                            .operands = in,
+                            .results = out,
+                            .accumulate = accumulate});
+        return y;
+      };
+      const auto on_device = [&](std::string_view kernel,
+                                 const KernelCall& call) {
+        RunOnDevice(*device_, kernel, call, /*in_place=*/false);
+      };
+      const HostTensor at_once = sum(all, on_device);
+      EXPECT_LE(Difference({sum(all, RunCpuKernel)}, {at_once}), 1e-6);
+      // Rows of 7 places: three rows, one, and a half of one.
+      for (const int64_t sums : {23, 7, 4}) {
+        EXPECT_TRUE(sum(sums * 4, on_device).SameBits(at_once)) << sums;
+      }
+    }
+  }
+  queue.workspace_bytes = all;
+}
+
 // What is dropped goes by the place in the sequence's own order, of the whole
 // and of a block; of positions of whole vectors and of others.
 TEST_F(CudaKernelCalls, DropoutOfAReorderedSequence) {

@@ -189,16 +189,35 @@ KernelCase BalanceCase(const std::string& name, double sigmoid, double groups) {
            {"top_k", 2}}};
 }
 
-}  // namespace
+#define TESSERA_KERNELS(family) std::vector<KernelCase> family##Cases();
+#include "runtime/kernels/kernels.def"
+#undef TESSERA_KERNELS
 
-const std::vector<KernelCase>& KernelCases() {
-  static const auto* const cases = new std::vector<KernelCase>{
+std::vector<KernelCase> EmbeddingCases() {
+  return {
       {"embedding",
        "embedding",
        "",
        {{'b', 3}, {'s', 5}, {'v', 7}, {'h', 3}},
        {},
        {{0, Below(7)}}},
+      {"embedding_bag",
+       "embedding_bag",
+       "",
+       {{'b', 5}, {'n', 3}, {'v', 7}, {'h', 11}},
+       {{"mean", 0}},
+       {{0, {Ints::kRandom, -1, 7}}}},
+      {"embedding_bag_mean",
+       "embedding_bag",
+       "",
+       {{'b', 5}, {'n', 4}, {'v', 7}, {'h', 3}},
+       {{"mean", 1}},
+       {{0, {Ints::kRandom, -3, 7}}}},
+  };
+}
+
+std::vector<KernelCase> LinearCases() {
+  return {
       {"linear_bias",
        "linear",
        "bsi,oi+o->bso",
@@ -229,6 +248,15 @@ const std::vector<KernelCase>& KernelCases() {
        "linear",
        "bsi,oi+o->bso",
        {{'b', 3}, {'s', 11}, {'i', 37}, {'o', 1}}},
+      {"linear_fp32",
+       "linear_fp32",
+       "bsi,ei->bse",
+       {{'b', 3}, {'s', 5}, {'i', 7}, {'e', 3}}},
+  };
+}
+
+std::vector<KernelCase> NormCases() {
+  return {
       {"layer_norm",
        "layer_norm",
        "",
@@ -249,6 +277,11 @@ const std::vector<KernelCase>& KernelCases() {
        "bsgrd!,d->bsgrd,bsgr",
        {{'b', 3}, {'s', 3}, {'g', 2}, {'r', 3}, {'d', 5}},
        {{"epsilon", 1e-6}}},
+  };
+}
+
+std::vector<KernelCase> StatisticsCases() {
+  return {
       {"row_mean", "row_mean", "", {{'b', 3}, {'s', 5}, {'h', 7}}},
       {"row_std",
        "row_std",
@@ -256,6 +289,11 @@ const std::vector<KernelCase>& KernelCases() {
        {{'b', 3}, {'s', 5}, {'h', 7}},
        {{"epsilon", 1e-5}}},
       {"normalize", "normalize", "", {{'b', 3}, {'s', 5}, {'h', 7}}},
+  };
+}
+
+std::vector<KernelCase> RotaryCases() {
+  return {
       {"rotary_queries",
        "rotary",
        "bsgrd!,bs->bsgrd",
@@ -311,6 +349,11 @@ const std::vector<KernelCase>& KernelCases() {
         {"magnitude", 1.19},
         {"theta", 100}},
        {{1, kShuffled}}},
+  };
+}
+
+std::vector<KernelCase> ConcatCases() {
+  return {
       {"concat_shared",
        "concat",
        "bsm!,bsgn!->bsgd!",
@@ -321,6 +364,62 @@ const std::vector<KernelCase>& KernelCases() {
        "bsgm!,bsgn!->bsgd!",
        {{'b', 3}, {'s', 5}, {'g', 3}, {'n', 2}, {'m', 7}, {'d', 9}},
        {{"features", 9}}},
+  };
+}
+
+std::vector<KernelCase> SelectCases() {
+  return {
+      {"select",
+       "select",
+       "",
+       {{'b', 3}, {'s', 5}, {'o', 1}, {'h', 7}},
+       {{"count", 1}, {"place", 3}}},
+  };
+}
+
+std::vector<KernelCase> StepsCases() {
+  return {
+      {"stack",
+       "stack",
+       "bh,bh,bh->bd!h",
+       {{'b', 3}, {'d', 3}, {'h', 7}},
+       {{"steps", 3}}},
+      // More than one digit of a signature's.
+      {"unstack",
+       "unstack",
+       "bd!h->bh,bh,bh,bh,bh,bh,bh,bh,bh,bh,bh,bh",
+       {{'b', 3}, {'d', 12}, {'h', 5}},
+       {{"steps", 12}}},
+  };
+}
+
+std::vector<KernelCase> RecurrentCases() {
+  return {
+      {"lstm_gates",
+       "lstm_gates",
+       "bg!j,bj->bj,bj",
+       {{'b', 3}, {'g', 4}, {'j', 133}}},
+      {"lstm_gates_first",
+       "lstm_gates",
+       "bg!j->bj,bj",
+       {{'b', 3}, {'g', 4}, {'j', 7}}},
+      {"lstm_gates_last",
+       "lstm_gates",
+       "bg!j,bj->bj",
+       {{'b', 3}, {'g', 4}, {'j', 7}}},
+      {"gru_gates",
+       "gru_gates",
+       "bg!j,j,bg!j,bj->bj",
+       {{'b', 5}, {'g', 3}, {'j', 133}}},
+      {"gru_gates_first",
+       "gru_gates",
+       "bg!j,j->bj",
+       {{'b', 3}, {'g', 3}, {'j', 7}}},
+  };
+}
+
+std::vector<KernelCase> AttentionCases() {
+  return {
       AttentionCase("causal",
                     {{'b', 3},
                      {'s', 5},
@@ -479,56 +578,11 @@ const std::vector<KernelCase>& KernelCases() {
         {'n', 32}},
        {{"causal", 0}, {"max_distance", 128}, {"scale", 0.6}},
        {{3, kIncreasing}, {4, kIncreasing}}},
-      {"causal_mask",
-       "causal_mask",
-       "bhqk->bhqk",
-       {{'b', 2}, {'h', 3}, {'q', 5}, {'k', 7}},
-       {{"value", -2}}},
-      {"causal_mask_turned",
-       "causal_mask",
-       "kbq->kbq",
-       {{'k', 6}, {'b', 2}, {'q', 5}},
-       {{"value", 0.5}}},
-      {"select",
-       "select",
-       "",
-       {{'b', 3}, {'s', 5}, {'o', 1}, {'h', 7}},
-       {{"count", 1}, {"place", 3}}},
-      {"stack",
-       "stack",
-       "bh,bh,bh->bd!h",
-       {{'b', 3}, {'d', 3}, {'h', 7}},
-       {{"steps", 3}}},
-      // More than one digit of a signature's.
-      {"unstack",
-       "unstack",
-       "bd!h->bh,bh,bh,bh,bh,bh,bh,bh,bh,bh,bh,bh",
-       {{'b', 3}, {'d', 12}, {'h', 5}},
-       {{"steps", 12}}},
-      {"lstm_gates",
-       "lstm_gates",
-       "bg!j,bj->bj,bj",
-       {{'b', 3}, {'g', 4}, {'j', 133}}},
-      {"lstm_gates_first",
-       "lstm_gates",
-       "bg!j->bj,bj",
-       {{'b', 3}, {'g', 4}, {'j', 7}}},
-      {"lstm_gates_last",
-       "lstm_gates",
-       "bg!j,bj->bj",
-       {{'b', 3}, {'g', 4}, {'j', 7}}},
-      {"gru_gates",
-       "gru_gates",
-       "bg!j,j,bg!j,bj->bj",
-       {{'b', 5}, {'g', 3}, {'j', 133}}},
-      {"gru_gates_first",
-       "gru_gates",
-       "bg!j,j->bj",
-       {{'b', 3}, {'g', 3}, {'j', 7}}},
-      Elementwise("gelu"),
-      Elementwise("gelu_erf"),
-      Elementwise("silu"),
-      Elementwise("relu"),
+  };
+}
+
+std::vector<KernelCase> ConvolutionCases() {
+  return {
       Convolution("plain", "bch!w!,ock!l!->boyx",
                   {{'b', 3}, {'c', 3}, {'o', 5}, {'h', 6}, {'w', 5}},
                   {.height = 3, .width = 2}),
@@ -580,30 +634,11 @@ const std::vector<KernelCase>& KernelCases() {
       Transposed("of_signals", "bnx,ncl!->bcw!",
                  {{'b', 2}, {'n', 3}, {'c', 2}, {'x', 5}, {'w', 11}},
                  {.width = 4, .stride = 2, .dilation = 1, .pad_left = 1}),
-      {"reshape_joined",
-       "reshape",
-       "bcm!n!w->bcd!w",
-       {{'b', 2}, {'c', 3}, {'m', 2}, {'n', 3}, {'w', 5}, {'d', 6}},
-       {{"first", 6}, {"second", 1}, {"third", 1}}},
-      {"reshape_apart",
-       "reshape",
-       "bm!h->bd!e!f!h",
-       {{'b', 3}, {'m', 12}, {'h', 2}, {'d', 2}, {'e', 3}, {'f', 2}},
-       {{"first", 2}, {"second", 3}, {"third", 2}}},
-      // Twice as many places of images, between the centres of pixels.
-      Resampling("linear", "bcm!w->bcd!w",
-                 {{'b', 2}, {'c', 3}, {'m', 4}, {'d', 8}, {'w', 3}}, -0.25, 0.5,
-                 1),
-      Resampling("corners", "bcm!->bcd!",
-                 {{'b', 2}, {'c', 3}, {'m', 5}, {'d', 7}}, 0, 4.0 / 6, 1),
-      Resampling("nearest", "bm!cw->bd!cw",
-                 {{'b', 2}, {'c', 3}, {'m', 3}, {'d', 7}, {'w', 5}}, 1e-9,
-                 3.0 / 7, 0),
-      Resampling("down", "bcm!->bcd!", {{'b', 2}, {'c', 3}, {'m', 9}, {'d', 4}},
-                 0.625, 2.25, 1),
-      // Three times the first place in front, twice the last one behind.
-      Resampling("edges", "bcm!->bcd!",
-                 {{'b', 2}, {'c', 3}, {'m', 4}, {'d', 9}}, -3, 1, 0),
+  };
+}
+
+std::vector<KernelCase> PoolingCases() {
+  return {
       Pooling("max_pool", "bch!w!->bcyx",
               {.height = 3, .width = 2, .stride = 2, .pad_top = 1}),
       Pooling("max_pool", "bcw!->bcx", {.width = 3, .stride = 2}),
@@ -621,6 +656,11 @@ const std::vector<KernelCase>& KernelCases() {
        "image_mean",
        "bgchw->bgc",
        {{'b', 2}, {'g', 3}, {'c', 2}, {'h', 3}, {'w', 5}}},
+  };
+}
+
+std::vector<KernelCase> BatchNormCases() {
+  return {
       {"batch_norm",
        "batch_norm",
        "bchw,c,c->bchw,c,c",
@@ -672,6 +712,11 @@ const std::vector<KernelCase>& KernelCases() {
        "bchw,c,c,c,c->bchw,bc,bc",
        {{'b', 12}, {'c', 3}, {'h', 3}, {'w', 4}},
        {{"epsilon", 1e-5}, {"groups", 4}, {"momentum", 0.1}}},
+  };
+}
+
+std::vector<KernelCase> ChannelsCases() {
+  return {
       {"concat_channels_last",
        "concat_channels",
        "bsm!,bsn!->bsd!",
@@ -687,6 +732,15 @@ const std::vector<KernelCase>& KernelCases() {
        "bm!hw,bn!hw,bo!hw->bd!hw",
        {{'b', 3}, {'m', 2}, {'n', 1}, {'o', 4}, {'d', 7}, {'h', 3}, {'w', 4}},
        {{"channels", 7}}},
+  };
+}
+
+std::vector<KernelCase> ElementwiseCases() {
+  return {
+      Elementwise("gelu"),
+      Elementwise("gelu_erf"),
+      Elementwise("silu"),
+      Elementwise("relu"),
       Elementwise("sigmoid"),
       Elementwise("tanh"),
       {"scale",
@@ -694,6 +748,31 @@ const std::vector<KernelCase>& KernelCases() {
        "bsf->bsf",
        {{'b', 3}, {'s', 5}, {'f', 29}},
        {{"factor", 1.75}}},
+      With(Elementwise("offset"), {{"amount", 1.25}}),
+      Elementwise("exp"),
+      Positive(Elementwise("log")),
+      Positive(Elementwise("sqrt")),
+      Positive(Elementwise("reciprocal")),
+      Elementwise("abs"),
+      Elementwise("erf"),
+      Elementwise("sin"),
+      Elementwise("cos"),
+      Elementwise("softplus"),
+      Elementwise("hard_sigmoid"),
+      Beyond(Elementwise("hard_sigmoid")),
+      Elementwise("hard_swish"),
+      Beyond(Elementwise("hard_swish")),
+      With(Elementwise("power"), {{"exponent", 3}}),
+      With(Elementwise("clip"), {{"least", -0.4}, {"most", 0.55}}),
+      With(Elementwise("leaky_relu"), {{"slope", 0.1}}),
+      With(Elementwise("elu"), {{"alpha", 0.7}}),
+      Elementwise("add", 2),
+      Elementwise("sum", 3),
+  };
+}
+
+std::vector<KernelCase> BroadcastCases() {
+  return {
       Elementwise("multiply", 2),
       {"multiply_broadcast",
        "multiply",
@@ -728,24 +807,35 @@ const std::vector<KernelCase>& KernelCases() {
        "bsh,h->bsh",
        {{'b', 3}, {'s', 5}, {'h', 7}}},
       Elementwise("minimum", 2),
-      With(Elementwise("offset"), {{"amount", 1.25}}),
-      Elementwise("exp"),
-      Positive(Elementwise("log")),
-      Positive(Elementwise("sqrt")),
-      Positive(Elementwise("reciprocal")),
-      Elementwise("abs"),
-      Elementwise("erf"),
-      Elementwise("sin"),
-      Elementwise("cos"),
-      Elementwise("softplus"),
-      Elementwise("hard_sigmoid"),
-      Beyond(Elementwise("hard_sigmoid")),
-      Elementwise("hard_swish"),
-      Beyond(Elementwise("hard_swish")),
-      With(Elementwise("power"), {{"exponent", 3}}),
-      With(Elementwise("clip"), {{"least", -0.4}, {"most", 0.55}}),
-      With(Elementwise("leaky_relu"), {{"slope", 0.1}}),
-      With(Elementwise("elu"), {{"alpha", 0.7}}),
+      {"equal", "equal", "bsh,bsh->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"not_equal", "not_equal", "bsh,h->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"less", "less", "bsh,bsh->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"less_equal",
+       "less_equal",
+       "bsh,h->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"greater", "greater", "bsh,bsh->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"greater_equal",
+       "greater_equal",
+       "bsh,h->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}}},
+      Conditional({"where",
+                   "where",
+                   "bsh,bsh,bsh->bsh",
+                   {{'b', 3}, {'s', 5}, {'h', 7}}}),
+      Conditional({"where_broadcast",
+                   "where",
+                   "bs,h,bsh->bsh",
+                   {{'b', 3}, {'s', 5}, {'h', 7}}}),
+      Conditional({"where_turned",
+                   "where",
+                   "hs,b,hb->bsh",
+                   {{'b', 3}, {'s', 5}, {'h', 7}}}),
+  };
+}
+
+std::vector<KernelCase> ReductionCases() {
+  return {
       {"transpose",
        "transpose",
        "bshc->hbcs",
@@ -772,6 +862,11 @@ const std::vector<KernelCase>& KernelCases() {
             "bsh!->sb",
             {{'b', 3}, {'s', 5}, {'h', 41}}},
            {{"correction", 1}}),
+  };
+}
+
+std::vector<KernelCase> SoftmaxCases() {
+  return {
       {"softmax", "softmax", "bsz->bsz", {{'b', 3}, {'s', 5}, {'z', 7}}},
       {"softmax_wide", "softmax", "bz->bz", {{'b', 3}, {'z', 301}}},
       {"softmax_of_channels",
@@ -782,6 +877,26 @@ const std::vector<KernelCase>& KernelCases() {
        "log_softmax",
        "szb->szb",
        {{'b', 3}, {'s', 5}, {'z', 37}}},
+  };
+}
+
+std::vector<KernelCase> CausalMaskCases() {
+  return {
+      {"causal_mask",
+       "causal_mask",
+       "bhqk->bhqk",
+       {{'b', 2}, {'h', 3}, {'q', 5}, {'k', 7}},
+       {{"value", -2}}},
+      {"causal_mask_turned",
+       "causal_mask",
+       "kbq->kbq",
+       {{'k', 6}, {'b', 2}, {'q', 5}},
+       {{"value", 0.5}}},
+  };
+}
+
+std::vector<KernelCase> EinsumCases() {
+  return {
       {"einsum_scores",
        "einsum",
        "bhqd,bhkd->bhqk",
@@ -798,6 +913,11 @@ const std::vector<KernelCase>& KernelCases() {
        "einsum",
        "bmk,bkn->bmn",
        {{'b', 3}, {'m', 17}, {'n', 37}, {'k', 41}}},
+  };
+}
+
+std::vector<KernelCase> SliceCases() {
+  return {
       With({"slice",
             "slice",
             "bm!h->bd!h",
@@ -813,94 +933,45 @@ const std::vector<KernelCase>& KernelCases() {
             "bm!h->bd!h",
             {{'b', 3}, {'m', 4}, {'h', 5}, {'d', 9}}},
            {{"before", 2}, {"places", 9}, {"value", 0.5}}),
-      Elementwise("add", 2),
-      Elementwise("sum", 3),
-      {"dropout",
-       "dropout",
-       "bsh->bsh",
-       {{'b', 3}, {'s', 5}, {'h', 7}},
-       {{"probability", 0.4}, {"salt", 11}}},
-      {"count_labels",
-       "count_labels",
-       "",
-       {{'b', 3}, {'s', 5}},
-       {},
-       {{0, {Ints::kRandom, -2, 7}}}},
-      {"cross_entropy",
-       "cross_entropy",
-       "",
-       {{'b', 3}, {'s', 5}, {'v', 7}},
-       {},
-       {{1, {Ints::kRandom, -2, 7}}}},
-      {"cross_entropy_of_samples",
-       "cross_entropy",
-       "bv,b,->,b",
-       {{'b', 6}, {'v', 7}},
-       {},
-       {{1, {Ints::kRandom, -2, 7}}}},
-      {"cross_entropy_wide",
-       "cross_entropy",
-       "",
-       {{'b', 3}, {'s', 3}, {'v', 301}},
-       {},
-       {{1, {Ints::kRandom, 0, 301}}}},
-      // Shards of padding alone.
-      {"cross_entropy_padded",
-       "cross_entropy",
-       "",
-       {{'b', 3}, {'s', 5}, {'v', 7}},
-       {{"vocabulary", 4}},
-       {{1, {Ints::kRandom, -2, 4}}}},
-      {"cross_entropy_padded_wide",
-       "cross_entropy",
-       "",
-       {{'b', 3}, {'s', 3}, {'v', 304}},
-       {{"vocabulary", 301}},
-       {{1, {Ints::kRandom, 0, 301}}}},
-      {"mean_squared_error",
-       "mean_squared_error",
-       "bsf,bsf->",
-       {{'b', 3}, {'s', 5}, {'f', 7}},
-       {{"weight", 0.3}}},
-      {"mean_squared_error_of_samples",
-       "mean_squared_error",
-       "b,b->",
-       {{'b', 37}},
-       {{"weight", 1}}},
-      {"binary_cross_entropy",
-       "binary_cross_entropy",
-       "bsf,bsf->",
-       {{'b', 3}, {'s', 5}, {'f', 7}},
-       {{"weight", 0.3}}},
-      {"binary_cross_entropy_of_samples",
-       "binary_cross_entropy",
-       "bf,bf->",
-       {{'b', 6}, {'f', 11}},
-       {{"weight", 1}}},
-      {"equal", "equal", "bsh,bsh->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
-      {"not_equal", "not_equal", "bsh,h->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
-      {"less", "less", "bsh,bsh->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
-      {"less_equal",
-       "less_equal",
-       "bsh,h->bsh",
-       {{'b', 3}, {'s', 5}, {'h', 7}}},
-      {"greater", "greater", "bsh,bsh->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
-      {"greater_equal",
-       "greater_equal",
-       "bsh,h->bsh",
-       {{'b', 3}, {'s', 5}, {'h', 7}}},
-      Conditional({"where",
-                   "where",
-                   "bsh,bsh,bsh->bsh",
-                   {{'b', 3}, {'s', 5}, {'h', 7}}}),
-      Conditional({"where_broadcast",
-                   "where",
-                   "bs,h,bsh->bsh",
-                   {{'b', 3}, {'s', 5}, {'h', 7}}}),
-      Conditional({"where_turned",
-                   "where",
-                   "hs,b,hb->bsh",
-                   {{'b', 3}, {'s', 5}, {'h', 7}}}),
+  };
+}
+
+std::vector<KernelCase> ResampleCases() {
+  return {
+      // Twice as many places of images, between the centres of pixels.
+      Resampling("linear", "bcm!w->bcd!w",
+                 {{'b', 2}, {'c', 3}, {'m', 4}, {'d', 8}, {'w', 3}}, -0.25, 0.5,
+                 1),
+      Resampling("corners", "bcm!->bcd!",
+                 {{'b', 2}, {'c', 3}, {'m', 5}, {'d', 7}}, 0, 4.0 / 6, 1),
+      Resampling("nearest", "bm!cw->bd!cw",
+                 {{'b', 2}, {'c', 3}, {'m', 3}, {'d', 7}, {'w', 5}}, 1e-9,
+                 3.0 / 7, 0),
+      Resampling("down", "bcm!->bcd!", {{'b', 2}, {'c', 3}, {'m', 9}, {'d', 4}},
+                 0.625, 2.25, 1),
+      // Three times the first place in front, twice the last one behind.
+      Resampling("edges", "bcm!->bcd!",
+                 {{'b', 2}, {'c', 3}, {'m', 4}, {'d', 9}}, -3, 1, 0),
+  };
+}
+
+std::vector<KernelCase> ReshapeCases() {
+  return {
+      {"reshape_joined",
+       "reshape",
+       "bcm!n!w->bcd!w",
+       {{'b', 2}, {'c', 3}, {'m', 2}, {'n', 3}, {'w', 5}, {'d', 6}},
+       {{"first", 6}, {"second", 1}, {"third", 1}}},
+      {"reshape_apart",
+       "reshape",
+       "bm!h->bd!e!f!h",
+       {{'b', 3}, {'m', 12}, {'h', 2}, {'d', 2}, {'e', 3}, {'f', 2}},
+       {{"first", 2}, {"second", 3}, {"third", 2}}},
+  };
+}
+
+std::vector<KernelCase> GatherCases() {
+  return {
       {"gather_rows",
        "gather",
        "vh,bs->bsh",
@@ -943,6 +1014,11 @@ const std::vector<KernelCase>& KernelCases() {
        {{'b', 3}, {'s', 5}, {'v', 3}},
        {{"first", 2}, {"places", 3}},
        {{0, Below(7)}}},
+  };
+}
+
+std::vector<KernelCase> TopKCases() {
+  return {
       {"top_k",
        "top_k",
        "bsv!->bsk!,bsk!",
@@ -953,27 +1029,98 @@ const std::vector<KernelCase>& KernelCases() {
        "bv!s->sk!b,sk!b",
        {{'b', 3}, {'s', 5}, {'v', 4}, {'k', 4}},
        {{"k", 4}, {"largest", 0}, {"last", 1}}},
-      {"embedding_bag",
-       "embedding_bag",
-       "",
-       {{'b', 5}, {'n', 3}, {'v', 7}, {'h', 11}},
-       {{"mean", 0}},
-       {{0, {Ints::kRandom, -1, 7}}}},
-      {"embedding_bag_mean",
-       "embedding_bag",
-       "",
-       {{'b', 5}, {'n', 4}, {'v', 7}, {'h', 3}},
-       {{"mean", 1}},
-       {{0, {Ints::kRandom, -3, 7}}}},
+  };
+}
+
+std::vector<KernelCase> PairwiseDotCases() {
+  return {
       {"pairwise_dot",
        "pairwise_dot",
        "",
        {{'b', 3}, {'n', 5}, {'h', 37}, {'p', 10}},
        {{"pairs", 10}}},
-      {"linear_fp32",
-       "linear_fp32",
-       "bsi,ei->bse",
-       {{'b', 3}, {'s', 5}, {'i', 7}, {'e', 3}}},
+  };
+}
+
+std::vector<KernelCase> DropoutCases() {
+  return {
+      {"dropout",
+       "dropout",
+       "bsh->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}},
+       {{"probability", 0.4}, {"salt", 11}}},
+  };
+}
+
+std::vector<KernelCase> CrossEntropyCases() {
+  return {
+      {"count_labels",
+       "count_labels",
+       "",
+       {{'b', 3}, {'s', 5}},
+       {},
+       {{0, {Ints::kRandom, -2, 7}}}},
+      {"cross_entropy",
+       "cross_entropy",
+       "",
+       {{'b', 3}, {'s', 5}, {'v', 7}},
+       {},
+       {{1, {Ints::kRandom, -2, 7}}}},
+      {"cross_entropy_of_samples",
+       "cross_entropy",
+       "bv,b,->,b",
+       {{'b', 6}, {'v', 7}},
+       {},
+       {{1, {Ints::kRandom, -2, 7}}}},
+      {"cross_entropy_wide",
+       "cross_entropy",
+       "",
+       {{'b', 3}, {'s', 3}, {'v', 301}},
+       {},
+       {{1, {Ints::kRandom, 0, 301}}}},
+      // Shards of padding alone.
+      {"cross_entropy_padded",
+       "cross_entropy",
+       "",
+       {{'b', 3}, {'s', 5}, {'v', 7}},
+       {{"vocabulary", 4}},
+       {{1, {Ints::kRandom, -2, 4}}}},
+      {"cross_entropy_padded_wide",
+       "cross_entropy",
+       "",
+       {{'b', 3}, {'s', 3}, {'v', 304}},
+       {{"vocabulary", 301}},
+       {{1, {Ints::kRandom, 0, 301}}}},
+  };
+}
+
+std::vector<KernelCase> LossesCases() {
+  return {
+      {"mean_squared_error",
+       "mean_squared_error",
+       "bsf,bsf->",
+       {{'b', 3}, {'s', 5}, {'f', 7}},
+       {{"weight", 0.3}}},
+      {"mean_squared_error_of_samples",
+       "mean_squared_error",
+       "b,b->",
+       {{'b', 37}},
+       {{"weight", 1}}},
+      {"binary_cross_entropy",
+       "binary_cross_entropy",
+       "bsf,bsf->",
+       {{'b', 3}, {'s', 5}, {'f', 7}},
+       {{"weight", 0.3}}},
+      {"binary_cross_entropy_of_samples",
+       "binary_cross_entropy",
+       "bf,bf->",
+       {{'b', 6}, {'f', 11}},
+       {{"weight", 1}}},
+  };
+}
+
+std::vector<KernelCase> MoeCases() {
+  return {
       GateCase("drops", 2, 1),
       GateCase("dropless", 7, 1),
       GateCase("as_they_are", 3, 0),
@@ -1019,6 +1166,11 @@ const std::vector<KernelCase>& KernelCases() {
        "",
        {{'e', 3}, {'b', 1}, {'s', 1}, {'i', 37}, {'o', 41}},
        {{"top_k", 1}}},
+  };
+}
+
+std::vector<KernelCase> OptimizerCases() {
+  return {
       {"adamw",
        "adamw",
        "",
@@ -1055,6 +1207,22 @@ const std::vector<KernelCase>& KernelCases() {
        {{"lr", 0.1}, {"weight_decay", 0.2}},
        {},
        /*in_place=*/true},
+      {"running_average",
+       "running_average",
+       "",
+       {{'n', 301}},
+       {{"rate", 0.19}},
+       {},
+       /*in_place=*/true},
+      {"cast", "cast", "", {{'n', 301}}},
+      {"stochastic_cast", "stochastic_cast", "", {{'n', 301}}, {{"salt", 3}}},
+      {"square_sum", "square_sum", "", {{'n', 301}}},
+      {"clip_coefficient", "clip_coefficient", "", {}, {{"clip", 0.5}}},
+  };
+}
+
+std::vector<KernelCase> AdafactorCases() {
+  return {
       {"adafactor_sums", "adafactor_sums", "", {{'b', 3}, {'r', 7}, {'c', 37}}},
       {"adafactor_factors",
        "adafactor_factors",
@@ -1095,19 +1263,21 @@ const std::vector<KernelCase>& KernelCases() {
        {},
        /*in_place=*/true,
        /*above=*/0.1},
-      {"running_average",
-       "running_average",
-       "",
-       {{'n', 301}},
-       {{"rate", 0.19}},
-       {},
-       /*in_place=*/true},
-      {"cast", "cast", "", {{'n', 301}}},
-      {"stochastic_cast", "stochastic_cast", "", {{'n', 301}}, {{"salt", 3}}},
-      {"square_sum", "square_sum", "", {{'n', 301}}},
-      {"clip_coefficient", "clip_coefficient", "", {}, {{"clip", 0.5}}},
   };
-  return *cases;
+}
+
+}  // namespace
+
+const std::vector<KernelCase>& KernelCases() {
+  static const std::vector<KernelCase>* const table = [] {
+    auto* cases = new std::vector<KernelCase>();
+#define TESSERA_KERNELS(family) \
+  for (KernelCase & c : family##Cases()) cases->push_back(std::move(c));
+#include "runtime/kernels/kernels.def"
+#undef TESSERA_KERNELS
+    return cases;
+  }();
+  return *table;
 }
 
 const KernelCase& KernelCaseNamed(std::string_view name) {

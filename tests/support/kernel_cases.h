@@ -2,7 +2,7 @@
 // Calls of every operator and its adjoints on small tensors, for the tests that
 // hold kernels to their contract: those of the CPU (tests/contract) and of CUDA
 // (tests/kernels). An operator without a case fails there; a new one needs one
-// line in KernelCases().
+// line among the cases of its family.
 
 #include <cstdint>
 #include <functional>

@@ -20,6 +20,13 @@ class Message {
     Varint(static_cast<uint64_t>(value));
     return *this;
   }
+  Message& Float(int field, float value) {
+    Varint(static_cast<uint64_t>(field) << 3 | 5);
+    bytes_.append(sizeof(value), '\0');
+    std::memcpy(bytes_.data() + bytes_.size() - sizeof(value), &value,
+                sizeof(value));
+    return *this;
+  }
   Message& Text(int field, const std::string& value) {
     Varint(static_cast<uint64_t>(field) << 3 | 2);
     Varint(value.size());
@@ -57,6 +64,10 @@ inline Message InputOf(const std::string& name, int type,
 
 inline Message IntAttribute(const std::string& name, int64_t value) {
   return Message().Text(1, name).Number(3, value).Number(20, 2);
+}
+
+inline Message FloatAttribute(const std::string& name, float value) {
+  return Message().Text(1, name).Float(2, value).Number(20, 1);
 }
 
 inline Message NodeOf(const std::string& op, const std::string& name,

@@ -9,6 +9,7 @@
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/stages.h"
+#include "tests/support/weight_home.h"
 
 namespace tessera {
 namespace {
@@ -59,8 +60,7 @@ bool AnySplit(const GraphIndex& index, const Plan& plan, Test test) {
 // The axes on which a weight is replicated at home and that split samples in
 // some operator there.
 AxisSet DataAxesOf(const GraphIndex& index, const Plan& plan, size_t weight) {
-  const WeightHome home =
-      HomeOf(*index.graph, plan, index.weights[weight].tensor);
+  const WeightHome home = HomeOf(index, plan, weight);
   AxisSet axes = 0;
   for (size_t i = 0; i < plan.ops.size(); ++i) {
     if (plan.ops[i].group != home.group) continue;

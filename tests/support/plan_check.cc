@@ -84,7 +84,7 @@ std::string CheckPrice(const Graph& graph, const Cluster& cluster,
   const Evaluation fast = evaluator.Evaluate(plan);
   const TaskGraph tasks = Lower(graph, cluster, plan, options);
   const Timeline exact =
-      Simulator(evaluator.pricer(), {.share_links = false}).Run(tasks).value();
+      Simulate(evaluator.pricer(), tasks, {.share_links = false});
   if (fast.step_time != exact.step_time) {
     return "the evaluator says " + std::to_string(fast.step_time.picoseconds) +
            " ps, the simulator " + std::to_string(exact.step_time.picoseconds);

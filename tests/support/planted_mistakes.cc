@@ -6,6 +6,7 @@
 #include <string>
 
 #include "planner/base/check.h"
+#include "planner/base/element_count.h"
 
 namespace tessera {
 namespace {
@@ -535,9 +536,7 @@ bool LocalDropoutCounterOfShard(const Graph& graph, TaskGraph& tasks) {
     if (OpOf(graph, task) != "dropout" || task.pass != Pass::kForward) {
       return false;
     }
-    int64_t elements = 1;
-    for (int64_t extent : tasks.value(task.reads[0]).shape) elements *= extent;
-    return elements >= kEnough;
+    return ElementCount(tasks.value(task.reads[0]).shape) >= kEnough;
   });
 }
 

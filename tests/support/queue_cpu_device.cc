@@ -9,6 +9,7 @@
 
 #include "planner/base/rng.h"
 #include "planner/base/table.h"
+#include "runtime/comm/peer_errors.h"
 #include "runtime/comm/reduce.h"
 
 namespace tessera {
@@ -107,6 +108,7 @@ void QueueCpuDevice::Work(Queue& queue, uint64_t seed) {
     if (rng.Below(kLateOneIn) == 0) std::this_thread::sleep_for(kLate);
     job();
     lock.lock();
+    if (--unfinished_ == 0) drained_.notify_all();
   }
 }
 
@@ -123,6 +125,7 @@ void QueueCpuDevice::EnqueueIn(size_t queue, std::function<void()> job) {
     const std::lock_guard lock(mutex_);
     of = queues_[queue].get();
     of->jobs.push_back(std::move(job));
+    ++unfinished_;
   }
   of->woken.notify_one();
 }
@@ -569,25 +572,41 @@ void QueueCpuDevice::EndRange() {
   TESSERA_CHECK(open_ranges_-- > 0) << "no range to end";
 }
 
-void QueueCpuDevice::Drain() {
+Result<void> QueueCpuDevice::Drain(const Look& look) {
   RefuseInCapture("Drain");
   ++waits_;
-  bool drained = false;
-  Enqueue([&] {
+  const auto drained = std::make_shared<bool>(false);
+  Enqueue([this, drained] {
     const std::lock_guard lock(mutex_);
-    drained = true;
+    *drained = true;
     drained_.notify_all();
   });
   std::unique_lock lock(mutex_);
-  drained_.wait(lock, [&] { return drained; });
+  const auto is_drained = [&] { return *drained; };
+  while (!is_drained()) {
+    if (look) TESSERA_RETURN_IF_ERROR(look());
+    drained_.wait_for(lock, std::chrono::milliseconds(1), is_drained);
+  }
+  return {};
+}
+
+void QueueCpuDevice::WaitForAll() {
+  ++waits_;
+  std::unique_lock lock(mutex_);
+  drained_.wait(lock, [&] { return unfinished_ == 0; });
+}
+
+bool QueueCpuDevice::idle() {
+  const std::lock_guard lock(mutex_);
+  return unfinished_ == 0;
 }
 
 Result<void> QueueCpuDevice::Synchronize() {
   const size_t in_use = std::exchange(in_use_, 0);
-  Drain();
+  Result<void> waited = Drain(while_waiting_);
   in_use_ = in_use;
   const std::lock_guard lock(mutex_);
-  if (!error_) return {};
+  if (!error_) return waited;
   const Error error = *std::exchange(error_, std::nullopt);
   return error;
 }
@@ -643,8 +662,28 @@ class QueueCommunicator : public Communicator {
                     uint64_t tag) override {
     return Enqueue([=, this] { return inner_.Recv(data, bytes, peer, tag); });
   }
+  bool SendInTurnWaits() const override { return true; }
+  Result<void> SendInTurn(const void* data, int64_t bytes,
+                          const ChannelEnd& end) override {
+    return Enqueue([=, this]() -> Result<void> {
+      TESSERA_RETURN_IF_ERROR(inner_.Recv(nullptr, 0, end.to, TagOf(end)));
+      return inner_.Send(data, bytes, end.to, TagOf(end));
+    });
+  }
+  Result<void> RecvInTurn(void* data, int64_t bytes,
+                          const ChannelEnd& end) override {
+    return Enqueue([=, this]() -> Result<void> {
+      TESSERA_RETURN_IF_ERROR(inner_.Send(nullptr, 0, end.from, TagOf(end)));
+      return inner_.Recv(data, bytes, end.from, TagOf(end));
+    });
+  }
 
  private:
+  // Messages in turn, and the empty ones with which their receivers say that
+  // they are there. Tags of tensors are values' numbers, below 2^31.
+  static uint64_t TagOf(const ChannelEnd& end) {
+    return (uint64_t{1} << 48) + static_cast<uint64_t>(end.channel);
+  }
   static std::vector<int64_t> Copied(std::span<const int64_t> counts) {
     return {counts.begin(), counts.end()};
   }
@@ -660,7 +699,15 @@ class QueueCommunicator : public Communicator {
 class QueueWorld : public CommWorld {
  public:
   QueueWorld(CommWorld& inner, QueueCpuDevice& device)
-      : inner_(inner), device_(device) {}
+      : inner_(inner), device_(device) {
+    device.set_while_waiting([this]() -> Result<void> {
+      if (aborted_) return *aborted_;
+      return {};
+    });
+  }
+  QueueWorld(const QueueWorld&) = delete;
+  QueueWorld& operator=(const QueueWorld&) = delete;
+  ~QueueWorld() override { device_.set_while_waiting(nullptr); }
 
   int world_rank() const override { return inner_.world_rank(); }
   int world_size() const override { return inner_.world_size(); }
@@ -676,7 +723,10 @@ class QueueWorld : public CommWorld {
     TESSERA_RETURN_IF_ERROR(device_.Synchronize());
     return inner_.Flush();
   }
-  void Abort(std::string_view reason) override { inner_.Abort(reason); }
+  void Abort(std::string_view reason) override {
+    inner_.Abort(reason);
+    aborted_ = RankAborted(world_rank(), reason);
+  }
   void SetCurrentTask(std::string_view task) override {
     inner_.SetCurrentTask(task);
   }
@@ -684,6 +734,7 @@ class QueueWorld : public CommWorld {
  private:
   CommWorld& inner_;
   QueueCpuDevice& device_;
+  std::optional<Error> aborted_;
   std::map<Communicator*, std::unique_ptr<QueueCommunicator>> groups_;
 };
 

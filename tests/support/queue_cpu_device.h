@@ -70,9 +70,17 @@ class QueueCpuDevice : public QueueDevice {
   void Sum(std::span<const std::byte* const> sources, std::byte* to,
            int64_t count, DType dtype) override;
   Result<void> Synchronize() override;
+  void WaitForAll() override;
 
-  // Waits for what is now in the queue in use.
-  void Drain();
+  // Waits for what is now in the queue in use, unless an error of `look`, which
+  // is asked now and then, ends the wait.
+  using Look = std::function<Result<void>()>;
+  Result<void> Drain(const Look& look);
+  void Drain() { static_cast<void>(Drain(nullptr)); }
+  // What Synchronize asks, as on a GPU it asks the world of its rank.
+  void set_while_waiting(Look look) { while_waiting_ = std::move(look); }
+  // Whether no queue has work.
+  bool idle();
   // How often the host waited for a queue.
   int64_t waits() const { return waits_; }
   // How many calls had tensors whose rows lie apart.
@@ -119,6 +127,7 @@ class QueueCpuDevice : public QueueDevice {
   int64_t calls_with_gaps_ = 0;
   std::vector<Kernel> kernels_;  // of the CPU, with lists
   int open_ranges_ = 0;
+  Look while_waiting_;
   std::optional<Graph> captured_;  // while a capture goes on
   size_t captured_in_ = 0;         // the queue where it began
   std::deque<Graph> graphs_;
@@ -131,11 +140,13 @@ class QueueCpuDevice : public QueueDevice {
   std::vector<std::unique_ptr<Queue>> queues_;
   std::deque<Noted> marks_;
   std::optional<Error> error_;
+  int64_t unfinished_ = 0;  // jobs
   bool ends_ = false;
 };
 
-// `world`, whose operations are enqueued in `device`'s queue in use. Both
-// outlive it.
+// `world`, whose operations are enqueued in `device`'s queue in use, and where
+// a SendInTurn waits for its receive, as over NCCL. Both outlive it. Once this
+// rank has aborted, the device's Synchronize does not wait.
 std::unique_ptr<CommWorld> MakeQueueWorld(CommWorld& world,
                                           QueueCpuDevice& device);
 

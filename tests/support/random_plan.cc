@@ -13,12 +13,25 @@
 #include "planner/plan/sequence_order.h"
 #include "planner/plan/tiles.h"
 #include "planner/schedule/pipeline_schedule.h"
+#include "tests/support/weight_home.h"
 
 namespace tessera {
 namespace {
 
 int Pick(Rng& rng, std::initializer_list<int> choices) {
   return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
+}
+
+// Whether some rank would hold nothing.
+bool HasEmptyShard(const Layout& layout, const DeviceGroup& group,
+                   const Shape& shape) {
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const bool tiled =
+        layout.tile.count > 1 && static_cast<size_t>(layout.tile.dim) == d;
+    const int64_t smallest = SmallestShard(group, layout.dims[d], shape[d]);
+    if (smallest < (tiled ? layout.tile.count : 1)) return true;
+  }
+  return false;
 }
 
 std::vector<int> Digits(int mesh) {
@@ -329,7 +342,7 @@ class PlanMaker {
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
       if (plan_.weights[w].zero_stage > 0) continue;
       const TensorId weight = index_.weights[w].tensor;
-      const WeightHome home = HomeOf(graph_, plan_, weight);
+      const WeightHome home = HomeOf(index_, plan_, w);
       plan_.weights[w].rooted =
           home.layout.replicated(plan_.groups[home.group.index()]) &
           static_cast<AxisSet>(
@@ -446,7 +459,7 @@ class PlanMaker {
     if (placement.zero_stage == 0) return;
     const TensorId weight = index_.weights[w].tensor;
     const std::string& name = graph_.tensor(weight).name;
-    const WeightHome home = HomeOf(graph_, plan_, weight);
+    const WeightHome home = HomeOf(index_, plan_, w);
     const DeviceGroup& group = plan_.groups[home.group.index()];
     placement.zero_axes = home.layout.replicated(group) &
                           static_cast<AxisSet>(Draw(name + ".axes", 0, 256));

@@ -6,6 +6,7 @@
 #include "planner/base/rng.h"
 #include "planner/plan/stages.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
 
 namespace tessera::testing {
 namespace {
@@ -37,15 +38,7 @@ Graph Chain(int layers, int64_t batch, int64_t seq, int64_t hidden,
       builder.Weight("matrix", {vocabulary, hidden}, {.stddev = 1}, true);
   const TensorId logits =
       builder.Add1("linear", "head", {x, matrix}, "bsi,vi->bsv");
-  const TensorId count = builder.Add1("count_labels", "count", {labels});
-  const TensorId loss =
-      builder.Add1("cross_entropy", "loss", {logits, labels, count});
-  auto graph = builder.Finish(loss);
-  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
-  auto differentiated = Differentiate(*std::move(graph));
-  TESSERA_CHECK(differentiated.has_value())
-      << differentiated.error().ToString();
-  return *std::move(differentiated);
+  return FinishWithLoss(builder, logits, labels);
 }
 
 // `plan` with the block at the end of stage `stage` moved over to the next.

@@ -10,6 +10,20 @@
 
 namespace tessera::testing {
 
+// The builder's graph with the mean cross-entropy of `logits`, differentiated.
+inline Graph FinishWithLoss(GraphBuilder& builder, TensorId logits,
+                            TensorId labels) {
+  const TensorId count = builder.Add1("count_labels", "count", {labels});
+  const TensorId loss =
+      builder.Add1("cross_entropy", "loss", {logits, labels, count});
+  auto graph = builder.Finish(loss);
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  auto differentiated = Differentiate(*std::move(graph));
+  TESSERA_CHECK(differentiated.has_value())
+      << differentiated.error().ToString();
+  return *std::move(differentiated);
+}
+
 // embed | head: a lookup, a dense layer and the loss; four nodes, two weights,
 // or where they are `tied` one. The sequence has one token, so that it cannot
 // be split.
@@ -28,15 +42,7 @@ inline Graph TwoLayerGraph(int64_t batch, int64_t hidden, int64_t vocabulary,
                                                 {.stddev = 1}, true);
   const TensorId logits =
       builder.Add1("linear", "linear", {x, matrix}, "bsi,vi->bsv");
-  const TensorId count = builder.Add1("count_labels", "count", {labels});
-  const TensorId loss =
-      builder.Add1("cross_entropy", "loss", {logits, labels, count});
-  auto graph = builder.Finish(loss);
-  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
-  auto differentiated = Differentiate(*std::move(graph));
-  TESSERA_CHECK(differentiated.has_value())
-      << differentiated.error().ToString();
-  return *std::move(differentiated);
+  return FinishWithLoss(builder, logits, labels);
 }
 
 // embed | h.0 … | head: `layer(builder, name, x)` makes each residual layer.
@@ -65,15 +71,7 @@ Graph StackedGraph(std::string name, int layers, int64_t batch, int64_t seq,
       builder.Weight("matrix", {vocabulary, hidden}, {.stddev = 1}, true);
   const TensorId logits =
       builder.Add1("linear", "head", {x, matrix}, "bsi,vi->bsv");
-  const TensorId count = builder.Add1("count_labels", "count", {labels});
-  const TensorId loss =
-      builder.Add1("cross_entropy", "loss", {logits, labels, count});
-  auto graph = builder.Finish(loss);
-  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
-  auto differentiated = Differentiate(*std::move(graph));
-  TESSERA_CHECK(differentiated.has_value())
-      << differentiated.error().ToString();
-  return *std::move(differentiated);
+  return FinishWithLoss(builder, logits, labels);
 }
 
 // Pre-norm MLP layers, without attention.
@@ -184,15 +182,7 @@ inline Graph BranchesGraph(int64_t batch, int64_t seq, int64_t hidden,
   x = builder.Add1("add", "h.add", {x, y}, "bsh,bsh->bsh");
   builder.BeginBlock("head");
   const TensorId logits = dense("logits", x, vocabulary, hidden, "bsi,vi->bsv");
-  const TensorId count = builder.Add1("count_labels", "count", {labels});
-  const TensorId loss =
-      builder.Add1("cross_entropy", "loss", {logits, labels, count});
-  auto graph = builder.Finish(loss);
-  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
-  auto differentiated = Differentiate(*std::move(graph));
-  TESSERA_CHECK(differentiated.has_value())
-      << differentiated.error().ToString();
-  return *std::move(differentiated);
+  return FinishWithLoss(builder, logits, labels);
 }
 
 // All of a plan that the search can change, as a key.

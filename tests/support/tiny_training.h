@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/base/element_count.h"
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
 #include "planner/lower/lower.h"
@@ -354,8 +355,7 @@ inline std::vector<double> ReadTensor(const SafetensorsFile& file,
                                       const Tensor& tensor) {
   const std::byte* bytes =
       file.Find({name, tensor.dtype, tensor.shape}).value();
-  int64_t elements = 1;
-  for (int64_t extent : tensor.shape) elements *= extent;
+  const int64_t elements = ElementCount(tensor.shape);
   std::vector<double> values;
   for (int64_t i = 0; i < elements; ++i) {
     if (tensor.dtype == DType::kFloat64) {

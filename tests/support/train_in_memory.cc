@@ -12,6 +12,7 @@
 #include <numeric>
 #include <optional>
 
+#include "planner/base/element_count.h"
 #include "planner/base/rng.h"
 #include "planner/ir/vocabulary.h"
 #include "runtime/checkpoint.h"
@@ -216,9 +217,7 @@ class Gathered {
   void AddElements(const Tensor& tensor, const Placement& placement,
                    const std::vector<double>& values, int rank,
                    Elements& whole) {
-    int64_t elements = 1;
-    for (int64_t extent : tensor.shape) elements *= extent;
-    whole.resize(static_cast<size_t>(elements));
+    whole.resize(static_cast<size_t>(ElementCount(tensor.shape)));
     for (size_t i = 0; i < values.size(); ++i) {
       int64_t local = placement.run.begin + static_cast<int64_t>(i);
       int64_t global = 0;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "planner/base/divide.h"
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/vector.h"
 
@@ -80,7 +81,7 @@ void Sums(const KernelCall& call) {
     totals[matrix] += static_cast<T>(total);
 
     T* const of_matrix = columns + matrix * column_place.width;
-    const int64_t blocks = (part.columns + kBlock - 1) / kBlock;
+    const int64_t blocks = DivideUp(part.columns, kBlock);
     ForEachRange(
         call, blocks, RowGrain(kBlock * (end - begin)),
         [&](int64_t first_block, int64_t end_block) {
@@ -202,7 +203,7 @@ template <typename T, typename Variance>
 double UpdateSquares(const KernelCall& call, const Variance& variance, T clip) {
   const T least = LeastVariance<T>(call);
   const int64_t n = ElementsHere(call);
-  std::vector<double> sums(static_cast<size_t>((n + kBlock - 1) / kBlock));
+  std::vector<double> sums(static_cast<size_t>(DivideUp(n, kBlock)));
   ForEachBlock(call, n, [&](int64_t i, int64_t count) {
     const Block<T> u = Update(call, variance, clip, least, i, count);
     sums[static_cast<size_t>(i / kBlock)] = Sum(count, [&](int64_t k) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "planner/base/divide.h"
 #include "runtime/kernels/alibi.h"
 #include "runtime/kernels/attributes.h"
 #include "runtime/kernels/cpu/call.h"
@@ -84,7 +85,7 @@ struct KeyTile {
 };
 
 std::vector<KeyTile> KeyTiles(const int32_t* positions, int64_t keys) {
-  std::vector<KeyTile> tiles((keys + kTileKeys - 1) / kTileKeys);
+  std::vector<KeyTile> tiles(DivideUp(keys, kTileKeys));
   int64_t first = 0;
   for (KeyTile& tile : tiles) {
     tile.first = first;
@@ -180,7 +181,7 @@ void AddBias(const Problem& p, const RelativeBias<T>& bias, int64_t group,
 // share no key, no value and no query.
 template <typename F>
 void ForEachGroup(const KernelCall& call, const Problem& p, F f) {
-  const int64_t tiles = (p.s + kTileQueries - 1) / kTileQueries;
+  const int64_t tiles = DivideUp(p.s, kTileQueries);
   ForEachRange(call, p.b * p.g, tiles * p.r > 1 ? 1 : p.b * p.g,
                [&](int64_t begin, int64_t end) {
                  for (int64_t i = begin; i < end; ++i) f(i / p.g, i % p.g);

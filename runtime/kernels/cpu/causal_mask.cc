@@ -7,14 +7,14 @@
 namespace tessera {
 namespace {
 
-int64_t PlaceOf(const Places& places, int64_t i) {
+int64_t PlaceOf(const DimensionPlaces& places, int64_t i) {
   return i / places.stride % places.count + places.offset;
 }
 
 template <typename T>
 void Mask(const KernelCall& call, T hidden) {
-  const Places looking = PlacesOf(call, 'q');
-  const Places seen = PlacesOf(call, 'k');
+  const DimensionPlaces looking = PlacesOf(call, 'q');
+  const DimensionPlaces seen = PlacesOf(call, 'k');
   const T* const x = call.operands[0].as<const T>();
   T* const y = call.results[0].as<T>();
   ForEachRange(call, call.operands[0].elements(), kGrainElements,

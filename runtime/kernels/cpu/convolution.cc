@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "planner/base/divide.h"
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/gemm.h"
 #include "runtime/kernels/cpu/vector.h"
@@ -35,7 +36,7 @@ struct Axis {
   // The windows [begin, end) whose element `k` is inside.
   Run Inside(int64_t k) const {
     const int64_t begin = At(0, k);
-    const int64_t least = begin < 0 ? (-begin + stride - 1) / stride : 0;
+    const int64_t least = begin < 0 ? DivideUp(-begin, stride) : 0;
     const int64_t most = begin < in ? (in - 1 - begin) / stride + 1 : 0;
     return {std::min(least, out), std::clamp(most, std::min(least, out), out)};
   }

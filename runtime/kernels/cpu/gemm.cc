@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "planner/base/check.h"
+#include "planner/base/divide.h"
 
 namespace tessera {
 namespace {
@@ -38,10 +39,6 @@ struct Tile {
 constexpr int64_t kDepth = 512;
 constexpr int64_t kBlockRows = 128 * kTileRows;
 constexpr int64_t kBlockColumns = 512;
-
-int64_t CeilDiv(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // Memory to pack a block into, kept by the process for the next who packs. A
 // rank's kernels run on whichever of its threads is free: if each asked the C
@@ -152,14 +149,13 @@ void GemmOf(int64_t rows, int64_t columns, int64_t depth, MatrixView<T> a,
   };
   const int64_t threads = pool != nullptr ? pool->threads() : 1;
   // Blocks of columns, as even as whole panels allow.
-  const int64_t column_panels = CeilDiv(columns, kColumns);
-  int64_t blocks = CeilDiv(columns, kBlockColumns);
-  blocks = std::min(CeilDiv(blocks, threads) * threads, column_panels);
+  const int64_t column_panels = DivideUp(columns, kColumns);
+  int64_t blocks = DivideUp(columns, kBlockColumns);
+  blocks = std::min(RoundUp(blocks, threads), column_panels);
   const MatrixView<T> b_transposed = b.Transposed();
   const PackOfA a_memory;
   T* const a_block = a_memory.template Get<T>(
-      std::min(CeilDiv(rows, kTileRows) * kTileRows, kBlockRows) *
-      std::min(depth, kDepth));
+      std::min(RoundUp(rows, kTileRows), kBlockRows) * std::min(depth, kDepth));
 
   if (depth == 0) {
     for (int64_t i = 0; i < rows; ++i) {
@@ -171,12 +167,12 @@ void GemmOf(int64_t rows, int64_t columns, int64_t depth, MatrixView<T> a,
   }
   for (int64_t row = 0; row < rows; row += kBlockRows) {
     const int64_t block_rows = std::min(kBlockRows, rows - row);
-    const int64_t row_panels = CeilDiv(block_rows, kTileRows);
+    const int64_t row_panels = DivideUp(block_rows, kTileRows);
     for (int64_t k = 0; k < depth; k += kDepth) {
       const int64_t block_depth = std::min(kDepth, depth - k);
       const bool first = k == 0;
       constexpr int64_t kPanelsAtOnce = 8;
-      parallel_for(CeilDiv(row_panels, kPanelsAtOnce), [&](int64_t run) {
+      parallel_for(DivideUp(row_panels, kPanelsAtOnce), [&](int64_t run) {
         for (int64_t p = run * kPanelsAtOnce;
              p < std::min((run + 1) * kPanelsAtOnce, row_panels); ++p) {
           const int64_t i = p * kTileRows;

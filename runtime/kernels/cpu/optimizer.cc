@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "planner/base/divide.h"
 #include "runtime/kernels/counter.h"
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/vector.h"
@@ -151,7 +152,7 @@ void SquareSum(const KernelCall& call) {
   constexpr int64_t kSumBlock = 65536;
   const T* const g = call.operands[0].as<const T>();
   const int64_t n = call.operands[0].elements();
-  std::vector<double> sums((n + kSumBlock - 1) / kSumBlock);
+  std::vector<double> sums(DivideUp(n, kSumBlock));
   ForEachRange(call, std::ssize(sums), 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const T* const first = g + block * kSumBlock;

@@ -14,6 +14,7 @@
 #define EIGEN_GEMM_TO_COEFFBASED_THRESHOLD 0
 #include <Eigen/Core>
 
+#include "planner/base/divide.h"
 #include "runtime/kernels/cpu/call.h"
 
 namespace tessera {
@@ -59,7 +60,7 @@ void ForEachBlock(int64_t n, F f) {
 // The same on the threads of the call.
 template <typename F>
 void ForEachBlock(const KernelCall& call, int64_t n, F f) {
-  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  const int64_t blocks = DivideUp(n, kBlock);
   ForEachRange(
       call, blocks, kGrainElements / kBlock, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin * kBlock; i < end * kBlock; i += kBlock) {

@@ -6,13 +6,14 @@
 namespace tessera {
 namespace {
 
-__device__ int64_t PlaceOf(const Places& places, int64_t i) {
+__device__ int64_t PlaceOf(const DimensionPlaces& places, int64_t i) {
   return i / places.stride % places.count + places.offset;
 }
 
 template <typename T>
-__global__ void Mask(Elements<T> x, Elements<T> y, int64_t n, Places looking,
-                     Places seen, float hidden) {
+__global__ void Mask(Elements<T> x, Elements<T> y, int64_t n,
+                     DimensionPlaces looking, DimensionPlaces seen,
+                     float hidden) {
   ForEachVector(n, [&](int64_t first, Span span) {
     float v[kVector];
     x.Load(first, span, v);

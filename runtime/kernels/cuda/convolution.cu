@@ -4,16 +4,13 @@
 
 #include <algorithm>
 
+#include "planner/base/divide.h"
 #include "runtime/kernels/convolution.h"
 #include "runtime/kernels/cuda/reduce.h"
 #include "runtime/kernels/cuda/window.h"
 
 namespace tessera {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 struct Convolution : ConvolutionExtents {
   WindowAxis y;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "planner/base/divide.h"
 #include "planner/base/rng.h"
 #include "runtime/kernels/cuda/queue.h"
 
@@ -118,8 +119,8 @@ class TimingMemory {
   Result<void> Allocate(const MatMulKey& key, cudaStream_t stream) {
     const MatMulProblem& p = key.problem;
     const auto bytes = [&](int64_t rows, int64_t columns, DType dtype) {
-      return (p.batch * rows * columns * SizeOf(dtype) + key.alignment + 255) /
-             256 * 256;
+      return RoundUp(p.batch * rows * columns * SizeOf(dtype) + key.alignment,
+                     256);
     };
     const int64_t a = bytes(p.transpose_a ? p.k : p.m, p.stride_of_a(), p.a);
     const int64_t b = bytes(p.k, p.n, p.b);
@@ -298,7 +299,7 @@ Result<std::vector<cublasLtMatmulHeuristicResult_t>> CublasLtMatMul::Candidates(
                  "a preference");
   };
   TESSERA_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                 static_cast<uint64_t>(queue.workspace_bytes)));
+                                 static_cast<uint64_t>(queue.matmul_bytes)));
   uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   if (key.problem.d == DType::kFloat32) {
     reductions |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
@@ -340,7 +341,7 @@ Result<void> CublasLtMatMul::Enqueue(Plan plan, const MatMulKey& key,
       cublasLtMatmul(handle_, &plan.product, &one, data.b, &plan.b, data.a,
                      &plan.a, &beta, data.d, &plan.d, data.d, &plan.d,
                      &plan.algorithm, queue.workspace,
-                     static_cast<size_t>(queue.workspace_bytes), queue.stream),
+                     static_cast<size_t>(queue.matmul_bytes), queue.stream),
       tessera::Describe(key.problem));
 }
 
@@ -414,11 +415,6 @@ void CublasLtMatMul::Run(const MatMulProblem& problem, const MatMulData& data,
                            options_.tf32 && problem.a == DType::kFloat32};
     const auto known = plans_.find(key);
     if (known != plans_.end()) return Enqueue(known->second, key, data, queue);
-    if (choices_.rows.count(key) == 0 && options_.candidates > 1) {
-      const auto times = Tune(key, options_.candidates, queue);
-      if (times) return Enqueue(plans_.at(key), key, data, queue);
-      // No memory to time in: the heuristic's first algorithm, as without.
-    }
     TESSERA_TRY(Plan plan, MakePlan(key));
     const auto chosen = choices_.rows.find(key);
     if (chosen != choices_.rows.end()) {
@@ -427,6 +423,7 @@ void CublasLtMatMul::Run(const MatMulProblem& problem, const MatMulData& data,
     } else {
       TESSERA_TRY(const auto found, Candidates(key, plan, data, 1, queue));
       plan.algorithm = found[0].algo;
+      untuned_.push_back(key);
     }
     plans_.emplace(key, plan);
     return Enqueue(plan, key, data, queue);

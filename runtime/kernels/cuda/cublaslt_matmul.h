@@ -2,8 +2,7 @@
 // Matrix products by cuBLASLt.
 //
 // Descriptors and algorithm are looked up once for each MatMulKey. The
-// algorithm is one that was chosen before (Adopt), the fastest of the
-// heuristic's first ones (CublasLtOptions::candidates), or the heuristic's
+// algorithm is one that was chosen before (Tune, Adopt) or the heuristic's
 // first. Only algorithms that sum in fp32 are considered: partial sums of a
 // split k are never rounded to 16 bits.
 
@@ -11,6 +10,7 @@
 
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "runtime/kernels/cuda/matmul_choices.h"
@@ -20,9 +20,6 @@ namespace tessera {
 struct CublasLtOptions {
   // Products of fp32 operands on tensor cores, with 10 bits of fraction.
   bool tf32 = false;
-  // More than one: the first Run of every key times so many algorithms, on
-  // memory of its own, and waits for them. Not while a graph is captured.
-  int candidates = 1;
 };
 
 class CublasLtMatMul : public CudaMatMul {
@@ -40,13 +37,15 @@ class CublasLtMatMul : public CudaMatMul {
   void Run(const MatMulProblem& problem, const MatMulData& data,
            CudaQueue& queue) override;
 
-  // Times the heuristic's first `candidates` algorithms with cold caches, keeps
-  // the fastest for Run, and returns the microseconds of each, in the
-  // heuristic's order: medians of several runs. Waits for the queue.
+  // Times the heuristic's first `candidates` algorithms with cold caches, on
+  // memory of its own, keeps the fastest for Run, and returns the microseconds
+  // of each, in the heuristic's order: medians of several runs. Waits for the
+  // GPU.
   Result<std::vector<double>> Tune(const MatMulKey& key, int candidates,
                                    CudaQueue& queue);
 
-  void set_candidates(int candidates) { options_.candidates = candidates; }
+  // The keys that Run found no choice for since the last call.
+  std::vector<MatMulKey> TakeUntuned() { return std::exchange(untuned_, {}); }
   // What was timed or adopted so far.
   const MatMulChoices& choices() const { return choices_; }
   // Uses these from now on. kInvalidInput where another GPU or another version
@@ -75,6 +74,7 @@ class CublasLtMatMul : public CudaMatMul {
   cublasLtHandle_t handle_ = nullptr;
   MatMulChoices choices_;
   std::map<MatMulKey, Plan> plans_;
+  std::vector<MatMulKey> untuned_;
 };
 
 }  // namespace tessera

@@ -295,11 +295,11 @@ __global__ void ApplySiluGate(Elements<T> x, Elements<T> other, Elements<T> y,
 }
 
 // Where vectors lie in a tensor whose rows may lie apart.
-struct Places {
+struct RowPlaces {
   uint32_t vectors = 0;  // of a row; 0: there are no gaps
   int64_t stride = 0;
 
-  explicit Places(const LocalTensor& tensor)
+  explicit RowPlaces(const LocalTensor& tensor)
       : vectors(static_cast<uint32_t>(tensor.row / kVector)),
         stride(tensor.row_stride) {}
   __device__ int64_t Of(int64_t first) const {
@@ -314,8 +314,8 @@ struct Places {
 template <typename T, bool kBoth>
 __global__ void ApplySiluGateDx(Elements<T> dy, Elements<T> other,
                                 Elements<T> x, Elements<T> y, Elements<T> dx,
-                                Elements<T> dother, Places dx_places,
-                                Places dother_places, int64_t n) {
+                                Elements<T> dother, RowPlaces dx_places,
+                                RowPlaces dother_places, int64_t n) {
   ForEachVector(n, [&](int64_t first, Span span) {
     float of_dy[kVector];
     float of_other[kVector];
@@ -493,7 +493,7 @@ void SiluGateDx(const KernelCall& call) {
              kThreads, 0, *call.queue, Elements<T>(in[0]), Elements<T>(in[1]),
              Elements<T>(in[2]), kBoth ? Elements<T>(in[3]) : Elements<T>(),
              Elements<T>(dx), kBoth ? Elements<T>(last) : Elements<T>(),
-             Places(dx), Places(last), n);
+             RowPlaces(dx), RowPlaces(last), n);
     }
   });
 }

@@ -13,7 +13,7 @@ __global__ void GatherElements(Points points, IdAxis axis, Elements<T> x,
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
        i < points.count; i += step) {
-    Places at;
+    LoopPlaces at;
     at.Add(points, i);
     const int64_t element = axis.At(ids[at.of[1]]);
     const float value = element < 0 ? 0.0f : x.Get(at.of[0] + element);
@@ -21,35 +21,48 @@ __global__ void GatherElements(Points points, IdAxis axis, Elements<T> x,
   }
 }
 
-// A thread adds all that goes to one row of the result, in order, to `sums`,
-// which has the result's elements.
+// Some rows of a result by ids, of each of which the sums are at these places
+// of the axis: as many as there is workspace for. A place's sums of all rows
+// lie side by side.
+struct SummedRows {
+  int64_t first = 0;
+  int64_t count = 0;
+  int64_t first_place = 0;
+  int64_t places = 0;
+};
+
+// A thread adds all that goes to one row of the result, in order, to `sums`.
 template <typename T>
-__global__ void AddByIds(Points outer, Points inner, IdAxis axis, Elements<T> x,
-                         const int32_t* ids, float* sums) {
+__global__ void AddByIds(Points outer, Points inner, IdAxis axis,
+                         SummedRows rows, Elements<T> x, const int32_t* ids,
+                         float* sums) {
+  const IdAxis here = {axis.first + rows.first_place, rows.places, rows.count};
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-       row < outer.count; row += step) {
-    Places start;
-    start.Add(outer, row);
-    for (int64_t i = 0; i < axis.places; ++i) {
-      sums[start.of[2] + i * axis.stride] = 0;
-    }
+       row < rows.count; row += step) {
+    LoopPlaces start;
+    start.Add(outer, rows.first + row);
+    for (int64_t i = 0; i < rows.places; ++i) sums[row + i * rows.count] = 0;
     for (int64_t j = 0; j < inner.count; ++j) {
-      Places at = start;
+      LoopPlaces at = start;
       at.Add(inner, j);
-      const int64_t element = axis.At(ids[at.of[1]]);
-      if (element >= 0) sums[at.of[2] + element] += x.Get(at.of[0]);
+      const int64_t sum = here.At(ids[at.of[1]]);
+      if (sum >= 0) sums[row + sum] += x.Get(at.of[0]);
     }
   }
 }
 
 template <typename T>
-__global__ void StoreSums(const float* sums, Elements<T> y, int64_t n,
-                          bool accumulate) {
+__global__ void StoreSums(Points outer, IdAxis axis, SummedRows rows,
+                          const float* sums, Elements<T> y, bool accumulate) {
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
-       i += step) {
-    y.Set(i, accumulate ? y.Get(i) + sums[i] : sums[i]);
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+       i < rows.count * rows.places; i += step) {
+    LoopPlaces at;
+    at.Add(outer, rows.first + i % rows.count);
+    const int64_t place =
+        at.of[2] + (rows.first_place + i / rows.count) * axis.stride;
+    y.Set(place, accumulate ? y.Get(place) + sums[i] : sums[i]);
   }
 }
 
@@ -60,7 +73,7 @@ __global__ void WriteOneHot(Points rows, IdAxis axis, const int32_t* ids,
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
        row < rows.count; row += step) {
-    Places at;
+    LoopPlaces at;
     at.Add(rows, row);
     const int64_t element = axis.At(ids[at.of[0]] - first);
     for (int64_t i = 0; i < axis.places; ++i) {
@@ -100,19 +113,30 @@ void CallScatterAdd(const KernelCall& call) {
   const Points outer = PointsOver(call, rows, placed);
   const Points inner =
       PointsOver(call, FactorsBut(rule, rule.results[0]), placed);
-  const int64_t n = y.elements();
-  auto* const sums = reinterpret_cast<float*>(
-      call.queue->Workspace(n * int64_t{sizeof(float)}, "sums by id"));
-  if (sums == nullptr) return;
-  ByType({x}, [&]<typename T>() {
-    Launch(AddByIds<T>, BlocksFor(*call.queue, outer.count), kThreads, 0,
-           *call.queue, outer, inner, axis, Elements<T>(x),
-           call.operands[1].as<const int32_t>(), sums);
-  });
-  ByType({y}, [&]<typename T>() {
-    Launch(StoreSums<T>, BlocksFor(*call.queue, n), kThreads, 0, *call.queue,
-           static_cast<const float*>(sums), Elements<T>(y), n, call.accumulate);
-  });
+  if (y.elements() == 0) return;
+  CudaQueue& queue = *call.queue;
+  auto* const sums = reinterpret_cast<float*>(queue.workspace);
+  const int64_t room = queue.workspace_bytes / int64_t{sizeof(float)};
+  const auto sum = [&](const SummedRows& rows) {
+    ByType({x}, [&]<typename T>() {
+      Launch(AddByIds<T>, BlocksFor(queue, rows.count), kThreads, 0, queue,
+             outer, inner, axis, rows, Elements<T>(x),
+             call.operands[1].as<const int32_t>(), sums);
+    });
+    ByType({y}, [&]<typename T>() {
+      Launch(StoreSums<T>, BlocksFor(queue, rows.count * rows.places), kThreads,
+             0, queue, outer, axis, rows, static_cast<const float*>(sums),
+             Elements<T>(y), call.accumulate);
+    });
+  };
+  const int64_t places = std::min(axis.places, room);
+  const int64_t count = std::min(outer.count, room / places);
+  for (int64_t place = 0; place < axis.places; place += places) {
+    for (int64_t row = 0; row < outer.count; row += count) {
+      sum({row, std::min(count, outer.count - row), place,
+           std::min(places, axis.places - place)});
+    }
+  }
 }
 
 void CallOneHot(const KernelCall& call) {

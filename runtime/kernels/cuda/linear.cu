@@ -1,7 +1,8 @@
 // Dense layers: x is (M, K), w is (N, K), y is (M, N), where M, N and K are
 // runs of dimensions. Products are CudaMatMul's, with the bias in their
-// epilogue; those that it does not take (an fp32 gradient of a router's logits
-// by a 16-bit weight) are computed here, in fp32 without tensor cores.
+// epilogue. It takes no fp32 gradient of a router's logits by a 16-bit weight:
+// by bf16 such a gradient is three terms of bf16. What is left is computed
+// here, in fp32 without tensor cores.
 //
 // A bias gradient is a kernel of its own, not an epilogue of the weight's
 // product, which makes that slower by more than the kernel takes (on an H200,
@@ -12,6 +13,7 @@
 #include <array>
 #include <type_traits>
 
+#include "planner/base/divide.h"
 #include "runtime/kernels/cuda/launch.h"
 #include "runtime/kernels/cuda/matmul.h"
 #include "runtime/kernels/cuda/reduce.h"
@@ -19,10 +21,6 @@
 
 namespace tessera {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // ---- Products of any dtypes -------------------------------------------------
 
@@ -169,6 +167,100 @@ void RunAny(const MatMulProblem& problem, const MatMulData& data,
          kThreads, 0, queue, product, sums, static_cast<int>(parts));
 }
 
+// ---- Products of fp32 by bf16 -----------------------------------------------
+
+// An fp32 number has 24 bits: it is the sum of three of bf16, which have 8 and
+// the same exponents.
+constexpr int kTerms = 3;
+
+// Of each row of `from` the first terms of all its columns, then the second
+// ones, then the third.
+__global__ void __launch_bounds__(kThreads)
+    SplitInTerms(const float* from, int64_t stride, int64_t rows,
+                 int64_t columns, BFloat16* to) {
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+       i < rows * columns; i += step) {
+    const int64_t row = i / columns;
+    const int64_t column = i % columns;
+    float rest = from[row * stride + column];
+    for (int term = 0; term < kTerms; ++term) {
+      const auto rounded = Rounded<BFloat16>(rest);
+      to[(row * kTerms + term) * columns + column] = rounded;
+      // Of what is infinite, too, no more is left.
+      rest = Fp32(rounded) == rest ? 0.0f : rest - Fp32(rounded);
+    }
+  }
+}
+
+// `count` elements kTerms times, one behind the other.
+__global__ void __launch_bounds__(kThreads)
+    Repeat(const BFloat16* from, int64_t count, BFloat16* to) {
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+       i < kTerms * count; i += step) {
+    to[i] = from[i % count];
+  }
+}
+
+// D = op(A) B with A in fp32 and B in bf16: by the matrix units, with the terms
+// of A behind what the matmul takes of the workspace, in pieces where they have
+// no room there. Where A is stored k x m its terms are added up in D, otherwise
+// within a product by the same rows of B. False where it cannot.
+bool RunInTerms(const MatMulProblem& whole, const MatMulData& data,
+                CudaQueue& queue) {
+  MatMulProblem p = whole;
+  p.a = DType::kBFloat16;
+  p.lda = 0;
+  const bool adds_up = p.transpose_a;
+  if (whole.a != DType::kFloat32 || p.b != DType::kBFloat16 || p.transpose_b ||
+      !queue.matmul->Takes(p) || (adds_up && p.d != DType::kFloat32) ||
+      p.m * p.n * p.k == 0) {
+    return false;
+  }
+  const int64_t rows = adds_up ? p.k : p.m;  // of A as it is stored
+  const int64_t columns = adds_up ? p.m : p.k;
+  const int64_t copies_of_b = adds_up ? 0 : kTerms * p.k * p.n;
+  const int64_t at_copies = RoundUp(queue.matmul_bytes, 256);
+  const int64_t at_terms = at_copies + RoundUp(copies_of_b * SizeOf(p.b), 256);
+  const int64_t room =
+      (queue.workspace_bytes - at_terms) / (kTerms * columns * SizeOf(p.a));
+  constexpr int64_t kLeastRows = 64;  // of a piece
+  if (room < std::min(rows, kLeastRows)) return false;
+
+  auto* const terms = reinterpret_cast<BFloat16*>(queue.workspace + at_terms);
+  auto* const copies = reinterpret_cast<BFloat16*>(queue.workspace + at_copies);
+  const auto* const b = static_cast<const BFloat16*>(data.b);
+  auto* const d = static_cast<std::byte*>(data.d);
+  if (!adds_up) {
+    Launch(Repeat, BlocksFor(queue, copies_of_b), kThreads, 0, queue, b,
+           p.k * p.n, copies);
+  }
+  const int64_t piece = DivideUp(rows, DivideUp(rows, room));
+  for (int64_t row = 0; row < rows; row += piece) {
+    const int64_t count = std::min(piece, rows - row);
+    Launch(SplitInTerms, BlocksFor(queue, count * columns), kThreads, 0, queue,
+           static_cast<const float*>(data.a) + row * whole.stride_of_a(),
+           whole.stride_of_a(), count, columns, terms);
+    if (!adds_up) {
+      p.m = count;
+      p.k = kTerms * columns;
+      queue.matmul->Run(
+          p, {.a = terms, .b = copies, .d = d + row * p.n * SizeOf(p.d)},
+          queue);
+      continue;
+    }
+    p.k = count;
+    p.lda = kTerms * columns;
+    for (int term = 0; term < kTerms; ++term) {
+      p.accumulate = whole.accumulate || row > 0 || term > 0;
+      queue.matmul->Run(
+          p, {.a = terms + term * columns, .b = b + row * p.n, .d = d}, queue);
+    }
+  }
+  return true;
+}
+
 // ---- Linear -----------------------------------------------------------------
 
 // The extents of the product of the first two operands.
@@ -203,7 +295,8 @@ void Multiply(const KernelCall& call, MatMulProblem problem,
   const bool all = any_bias.data == data.bias;
   if (all && call.queue->matmul->Takes(problem)) {
     call.queue->matmul->Run(problem, data, *call.queue);
-  } else {
+  } else if (any_bias.data != nullptr ||
+             !RunInTerms(problem, data, *call.queue)) {
     RunAny(problem, data, any_bias, *call.queue);
   }
 }

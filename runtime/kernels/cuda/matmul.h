@@ -77,7 +77,8 @@ class CudaMatMul {
   virtual bool Takes(const MatMulProblem& problem) const = 0;
 
   // Enqueues the product. Errors are kept in the queue and name the problem.
-  // Uses the queue's workspace. The same call gives the same bits.
+  // Uses the first matmul_bytes of the queue's workspace. The same call gives
+  // the same bits, unless another algorithm has been chosen in between.
   // REQUIRES: Takes(problem).
   virtual void Run(const MatMulProblem& problem, const MatMulData& data,
                    CudaQueue& queue) = 0;

@@ -20,6 +20,9 @@ struct CudaQueue {
   // overwrites it. Aligned to 256 bytes.
   std::byte* workspace = nullptr;
   int64_t workspace_bytes = 0;
+  // So many bytes at its beginning are what `matmul` takes of it: a kernel that
+  // multiplies may keep operands in those behind.
+  int64_t matmul_bytes = 0;
   int multiprocessors = 0;
   CudaMatMul* matmul = nullptr;  // runtime/kernels/cuda/matmul.h
   CudaSdpa* sdpa = nullptr;      // runtime/kernels/cuda/sdpa.h; null: none

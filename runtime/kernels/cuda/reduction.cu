@@ -43,10 +43,10 @@ __global__ void MaxOfRows(Points outer, Points inner, Elements<T> x,
                           Elements<T> y) {
   const int64_t row = RowOfThread();
   if (row >= outer.count) return;
-  Places start;
+  LoopPlaces start;
   start.Add(outer, row);
   float most = x.Get(start.of[0]);
-  ForEachOfRow(inner, start, [&](const Places& at) {
+  ForEachOfRow(inner, start, [&](const LoopPlaces& at) {
     const float value = x.Get(at.of[0]);
     most = value > most ? value : most;
   });
@@ -60,25 +60,26 @@ __global__ void MaxOfRowsDx(Points outer, Points inner, Elements<T> dy,
                             bool accumulate) {
   const int64_t row = RowOfThread();
   if (row >= outer.count) return;
-  Places start;
+  LoopPlaces start;
   start.Add(outer, row);
   const float most = y.Get(start.of[2]);
   float times = 0;
-  ForEachOfRow(inner, start, [&](const Places& at) {
+  ForEachOfRow(inner, start, [&](const LoopPlaces& at) {
     times += x.Get(at.of[1]) == most ? 1.0f : 0.0f;
   });
   const float share = dy.Get(start.of[0]) / Sum(times);
-  ForEachOfRow(inner, start, [&](const Places& at) {
+  ForEachOfRow(inner, start, [&](const LoopPlaces& at) {
     Put(dx, at.of[3], x.Get(at.of[1]) == most ? share : 0.0f, accumulate);
   });
 }
 
 // The mean of x over the row, of which `k` is the tensor.
 template <typename T, int k>
-__device__ float MeanOfRow(const Points& inner, const Places& start,
+__device__ float MeanOfRow(const Points& inner, const LoopPlaces& start,
                            const Elements<T>& x) {
   float sum = 0;
-  ForEachOfRow(inner, start, [&](const Places& at) { sum += x.Get(at.of[k]); });
+  ForEachOfRow(inner, start,
+               [&](const LoopPlaces& at) { sum += x.Get(at.of[k]); });
   return Sum(sum) / static_cast<float>(inner.count);
 }
 
@@ -87,11 +88,11 @@ __global__ void VarianceOfRows(Points outer, Points inner, Elements<T> x,
                                float divisor, Elements<T> y) {
   const int64_t row = RowOfThread();
   if (row >= outer.count) return;
-  Places start;
+  LoopPlaces start;
   start.Add(outer, row);
   const float mean = MeanOfRow<T, 0>(inner, start, x);
   float squares = 0;
-  ForEachOfRow(inner, start, [&](const Places& at) {
+  ForEachOfRow(inner, start, [&](const LoopPlaces& at) {
     const float d = x.Get(at.of[0]) - mean;
     squares += d * d;
   });
@@ -105,11 +106,11 @@ __global__ void VarianceOfRowsDx(Points outer, Points inner, Elements<T> dy,
                                  bool accumulate) {
   const int64_t row = RowOfThread();
   if (row >= outer.count) return;
-  Places start;
+  LoopPlaces start;
   start.Add(outer, row);
   const float mean = MeanOfRow<T, 1>(inner, start, x);
   const float slope = 2 * dy.Get(start.of[0]) / divisor;
-  ForEachOfRow(inner, start, [&](const Places& at) {
+  ForEachOfRow(inner, start, [&](const LoopPlaces& at) {
     Put(dx, at.of[2], slope * (x.Get(at.of[1]) - mean), accumulate);
   });
 }

@@ -13,17 +13,17 @@ __global__ void ForwardState(SoftmaxRows rows, Elements<T> x,
                              Elements<Any> state) {
   const int64_t row = RowOfThread();
   if (row >= rows.rows.count) return;
-  Places start;
+  LoopPlaces start;
   start.Add(rows.rows, row);
   float most = x.Get(start.of[0]);
-  ForEachOfRow(rows.places, start, [&](const Places& at) {
+  ForEachOfRow(rows.places, start, [&](const LoopPlaces& at) {
     const float value = x.Get(at.of[0]);
     most = value > most ? value : most;
   });
   most = Largest(most);
   float sum = 0;
   if (most > -INFINITY) {
-    ForEachOfRow(rows.places, start, [&](const Places& at) {
+    ForEachOfRow(rows.places, start, [&](const LoopPlaces& at) {
       sum += expf(x.Get(at.of[0]) - most);
     });
   }
@@ -50,10 +50,10 @@ __global__ void Forward(SoftmaxRows rows, Elements<T> x, Elements<Any> states,
     const float of_shard = states.Get(at + 1);
     if (of_shard > 0) sum += of_shard * expf(states.Get(at) - most);
   }
-  Places start;
+  LoopPlaces start;
   start.Add(rows.rows, row);
   const float log_sum = kLog ? logf(sum) : 0.0f;
-  ForEachOfRow(rows.places, start, [&](const Places& at) {
+  ForEachOfRow(rows.places, start, [&](const LoopPlaces& at) {
     const float value = x.Get(at.of[0]) - most;
     y.Set(at.of[1], kLog ? value - log_sum : expf(value) / sum);
   });
@@ -65,10 +65,10 @@ __global__ void BackwardState(SoftmaxRows rows, Elements<T> dy, Elements<T> y,
                               Elements<Any> state) {
   const int64_t row = RowOfThread();
   if (row >= rows.rows.count) return;
-  Places start;
+  LoopPlaces start;
   start.Add(rows.rows, row);
   float sum = 0;
-  ForEachOfRow(rows.places, start, [&](const Places& at) {
+  ForEachOfRow(rows.places, start, [&](const LoopPlaces& at) {
     const float d = dy.Get(at.of[0]);
     sum += kLog ? d : d * y.Get(at.of[1]);
   });
@@ -87,9 +87,9 @@ __global__ void Backward(SoftmaxRows rows, Elements<T> dy, Elements<T> y,
   for (int64_t shard = 0; shard < shards; ++shard) {
     sum += states.Get(shard * rows.rows.count + row);
   }
-  Places start;
+  LoopPlaces start;
   start.Add(rows.rows, row);
-  ForEachOfRow(rows.places, start, [&](const Places& at) {
+  ForEachOfRow(rows.places, start, [&](const LoopPlaces& at) {
     const float d = dy.Get(at.of[0]);
     const float v = y.Get(at.of[1]);
     const float value = kLog ? d - expf(v) * sum : v * (d - sum);

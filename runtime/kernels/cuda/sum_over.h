@@ -10,7 +10,7 @@
 namespace tessera {
 
 // Where the tensors of a loop have their elements.
-struct Places {
+struct LoopPlaces {
   int64_t of[kMostPlaces] = {};
 
   // Moves on to point `i` of the loop.
@@ -43,12 +43,12 @@ __global__ void SumPoints(Points outer, Points inner,
   const int64_t step =
       kBlocks ? int64_t{gridDim.x} : int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = first; i < outer.count; i += step) {
-    Places start;
+    LoopPlaces start;
     start.Add(outer, i);
     float sum = 0;
     for (int64_t j = kBlocks ? threadIdx.x : 0; j < inner.count;
          j += kBlocks ? blockDim.x : 1) {
-      Places at = start;
+      LoopPlaces at = start;
       at.Add(inner, j);
       float values[kOperands];
 #pragma unroll
@@ -113,9 +113,10 @@ inline dim3 BlockOfRows() {
 // Calls f(places) for the inner points of this warp's row, which the lanes
 // share.
 template <typename F>
-__device__ void ForEachOfRow(const Points& inner, const Places& start, F f) {
+__device__ void ForEachOfRow(const Points& inner, const LoopPlaces& start,
+                             F f) {
   for (int64_t j = threadIdx.x; j < inner.count; j += kWarp) {
-    Places at = start;
+    LoopPlaces at = start;
     at.Add(inner, j);
     f(at);
   }

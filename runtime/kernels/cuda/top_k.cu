@@ -13,7 +13,7 @@ __global__ void ChooseBest(TopKRows rows, Elements<T> x, Elements<T> y,
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
        row < rows.rows.count; row += step) {
-    Places at;
+    LoopPlaces at;
     at.Add(rows.rows, row);
     int64_t before = -1;
     float value_before = 0;

@@ -315,9 +315,7 @@ TEST(Evaluator, AgreesWithTheSimulatorOnAProfile) {
     const Evaluation result = evaluator.Evaluate(plan);
     const TaskGraph tasks = Lower(graph, cluster, plan, {});
     const Timeline timeline =
-        Simulator(evaluator.pricer(), {.share_links = false})
-            .Run(tasks)
-            .value();
+        Simulate(evaluator.pricer(), tasks, {.share_links = false});
     EXPECT_EQ(result.step_time, timeline.step_time) << text;
     // Adding takes longer.
     const Duration written = without.Evaluate(plan).step_time;

@@ -86,7 +86,7 @@ class StarTimeline {
     const Cluster cluster = Star();
     const Pricer pricer(graph, cluster, nullptr);
     std::vector<double> ends;
-    const Timeline timeline = Simulator(pricer).Run(tasks_).value();
+    const Timeline timeline = Simulate(pricer, tasks_);
     for (const Span& span : timeline.spans) ends.push_back(span.end.seconds());
     return ends;
   }
@@ -273,10 +273,7 @@ TEST(Monotonicity, OfBandwidth) {
     const TaskGraph tasks = Lower(graph, cluster, plan, TrainingOptions());
     const auto step = [&](const Cluster& on, bool share_links) {
       const Pricer pricer(graph, on, nullptr);
-      return Simulator(pricer, {.share_links = share_links})
-          .Run(tasks)
-          .value()
-          .step_time;
+      return Simulate(pricer, tasks, {.share_links = share_links}).step_time;
     };
     const Duration before = step(cluster, false);
     ASSERT_EQ(step(cluster, true), before) << strategy;

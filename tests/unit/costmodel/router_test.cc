@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <thread>
 
@@ -17,7 +18,7 @@ std::string Walk(const Cluster& cluster, const Router& router, int64_t from,
   const DeviceId source(from);
   std::string text =
       cluster.vertices[cluster.devices[source.index()].vertex.index()].name;
-  for (LinkId id : router.Route(source, DeviceId(to))) {
+  for (const auto& [id, share] : router.Route(source, DeviceId(to))) {
     text += " " + cluster.vertices[cluster.links[id.index()].to.index()].name;
   }
   return text;
@@ -29,17 +30,18 @@ TEST(Router, TakesTheNvSwitchInsideANodeAndTheRailBetween) {
   EXPECT_EQ(Walk(cluster, router, 0, 1),
             "node0.gpu0 node0.nvswitch node0.gpu1");
   // GPU 0 and 1 share a PCIe switch with NICs 0 and 1, which are equally near:
-  // the sources share them out.
+  // each carries half.
   EXPECT_EQ(Walk(cluster, router, 0, 9),
-            "node0.gpu0 node0.pcie0 node0.nic0 leaf0 node1.nic0 node1.pcie0 "
-            "node1.gpu1");
+            "node0.gpu0 node0.pcie0 node0.nic0 node0.nic1 leaf0 leaf1 "
+            "node1.nic0 node1.nic1 node1.pcie0 node1.pcie0 node1.gpu1");
   EXPECT_EQ(Walk(cluster, router, 1, 9),
-            "node0.gpu1 node0.pcie0 node0.nic1 leaf1 node1.nic1 node1.pcie0 "
-            "node1.gpu1");
+            "node0.gpu1 node0.pcie0 node0.nic0 node0.nic1 leaf0 leaf1 "
+            "node1.nic0 node1.nic1 node1.pcie0 node1.pcie0 node1.gpu1");
   // GPU 7 is on another PCIe switch: the spine joins the rails.
   EXPECT_EQ(Walk(cluster, router, 0, 15),
-            "node0.gpu0 node0.pcie0 node0.nic0 leaf0 spine leaf6 node1.nic6 "
-            "node1.pcie3 node1.gpu7");
+            "node0.gpu0 node0.pcie0 node0.nic0 node0.nic1 leaf0 leaf1 spine "
+            "spine leaf6 leaf7 node1.nic6 node1.nic7 node1.pcie3 node1.pcie3 "
+            "node1.gpu7");
   EXPECT_TRUE(router.Route(DeviceId(3), DeviceId(3)).empty());
   // Four PCIe links and two of InfiniBand.
   EXPECT_EQ(router.Latency(router.Route(DeviceId(0), DeviceId(8))),
@@ -108,9 +110,51 @@ TEST(Router, TiesAreSharedOut) {
   const auto there = router.Route(DeviceId(0), DeviceId(1));
   const auto back = router.Route(DeviceId(1), DeviceId(0));
   ASSERT_EQ(there.size(), 1u);
-  EXPECT_EQ(there[0], LinkId(0));
+  EXPECT_EQ(there[0], RouteLink{LinkId(0)});
   ASSERT_EQ(back.size(), 1u);
-  EXPECT_EQ(back[0], LinkId(3));
+  EXPECT_EQ(back[0], RouteLink{LinkId(3)});
+}
+
+// Of two NICs that are equally near each carries half; what comes to a vertex
+// leaves it.
+TEST(Router, EquallyNearNicsCarryEqualParts) {
+  Cluster cluster = *MakeCluster("pcie-a100:2x3");
+  const std::vector<Link> links = cluster.links;
+  for (int node = 0; node < 2; ++node) {
+    const std::string of_node = "node" + std::to_string(node) + ".";
+    const VertexId second =
+        AddVertex(cluster, VertexKind::kNic, of_node + "second");
+    for (const Link& link : links) {
+      if (cluster.vertices[link.from.index()].name != of_node + "nic") continue;
+      Connect(cluster, second, link.to, link.type);
+    }
+  }
+  ASSERT_TRUE(Validate(cluster).empty());
+  const Router router(cluster);
+  for (int s = 0; s < 3; ++s) {
+    for (int t = 3; t < 6; ++t) {
+      const auto route = router.Route(DeviceId(s), DeviceId(t));
+      std::map<VertexId, double> left;  // of what came
+      double nics = 0;
+      for (const auto& [id, share] : route) {
+        const Link& link = cluster.links[id.index()];
+        left[link.from] -= share;
+        left[link.to] += share;
+        if (cluster.vertices[link.from.index()].kind == VertexKind::kNic &&
+            router.NodeOf(link.to) != 0) {
+          nics += share * share;
+        }
+      }
+      left[cluster.devices[static_cast<size_t>(s)].vertex] += 1;
+      left[cluster.devices[static_cast<size_t>(t)].vertex] -= 1;
+      for (const auto& [vertex, rest] : left) {
+        EXPECT_NEAR(rest, 0, 1e-12) << cluster.vertices[vertex.index()].name;
+      }
+      EXPECT_NEAR(nics, 0.5 + 0.5, 1e-12) << s << " to " << t;  // of each node
+      EXPECT_EQ(router.Latency(route),
+                router.Latency(router.Route(DeviceId(0), DeviceId(3))));
+    }
+  }
 }
 
 // Routes that are known for other nodes are those that would be found anew:

@@ -183,8 +183,7 @@ std::vector<double> SendEnds(bool share_links, double delay) {
     sends.push_back(tasks.tasks.size());
     tasks.tasks.push_back(send);
   }
-  const auto timeline =
-      Simulator(pricer, {.share_links = share_links}).Run(tasks).value();
+  const auto timeline = Simulate(pricer, tasks, {.share_links = share_links});
   std::vector<double> ends;
   for (size_t send : sends) {
     ends.push_back(timeline.spans[send].end.seconds());

@@ -183,6 +183,21 @@ TEST(UniformBound, IsBelowTheScoreOverSlowNetworks) {
   }
 }
 
+// Hosts on unlike places of their network, whose trunks bind or do not.
+TEST(UniformBound, IsBelowTheScoreOverUnlikePlaces) {
+  for (const char* name :
+       {"dgx-a100-80gb:6@fat-tree:4", "p4d.24xlarge:9@fat-tree",
+        "dgx-a100-80gb:6@dragonfly", "dgx-a100-80gb:6@torus"}) {
+    Cluster cluster = MakeCluster(name).value();
+    ExpectBelow(Gpt2(DType::kFloat32), cluster, 60, 12, 0.1);
+    for (LinkType& type : cluster.link_types) {
+      if (!type.name.ends_with("-trunk")) continue;
+      type.bandwidth = {type.bandwidth.value / 100};
+    }
+    ExpectBelow(Gpt2(DType::kFloat32), cluster, 60, 12, 0.02);
+  }
+}
+
 // Within a host: PCIe, switches that add, and cores that share their memory.
 TEST(UniformBound, IsBelowTheScoreWithinAHost) {
   for (const char* name : {"g5.48xlarge:1", "dgx-h100:1", "local-cpu:8"}) {

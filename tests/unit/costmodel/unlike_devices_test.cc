@@ -135,9 +135,8 @@ TEST(UnlikeDevices, AreEvaluatedAsTheySimulate) {
         "balance=speed"}) {
     const Plan plan = Make(graph, cluster, text);
     const TaskGraph tasks = Lower(graph, cluster, plan, TrainingOptions());
-    const Timeline exact = Simulator(evaluator.pricer(), {.share_links = false})
-                               .Run(tasks)
-                               .value();
+    const Timeline exact =
+        Simulate(evaluator.pricer(), tasks, {.share_links = false});
     EXPECT_EQ(evaluator.Evaluate(plan).step_time, exact.step_time) << text;
     EXPECT_EQ(evaluator.Evaluate(plan).memory, PeakMemory(tasks)) << text;
   }

@@ -82,6 +82,22 @@ TEST(ClusterFields, WrongUnitsAndValues) {
               HasSubstr("not a size such as"));
   EXPECT_THAT(ErrorOf("link_types.bandwidth", "80GB"),
               HasSubstr("not a bandwidth such as"));
+  // What is counted is whole, bytes are rounded, and so is what a factor gives:
+  // 1.001 times 108 multiprocessors.
+  EXPECT_EQ(ErrorOf("device_types[0].multiprocessors", "54.4"),
+            "device_types[0].multiprocessors: '54.4' is not a whole number");
+  EXPECT_EQ(With("device_types.multiprocessors", "54")
+                ->device_types[0]
+                .multiprocessors,
+            54);
+  EXPECT_EQ(With("device_types.multiprocessors", "1.001x")
+                ->device_types[0]
+                .multiprocessors,
+            108);
+  EXPECT_EQ(With("device_types.memory", "1.0000000005GB")
+                ->device_types[0]
+                .memory.value,
+            1'000'000'001);
   // The cluster as a whole is validated.
   EXPECT_THAT(ErrorOf("device_types.memory", "0B"),
               HasSubstr("must be positive"));

@@ -53,7 +53,8 @@ TEST(ClusterIo, EveryPresetSurvivesEveryEncoding) {
   for (const Topology& topology : Topologies()) {
     for (const char* nodes : {":1", ":2"}) {
       const Cluster cluster = *MakeCluster(std::string(topology.name) + nodes);
-      for (const char* ending : {".txtpb", ".json", ".pb"}) {
+      for (const char* ending :
+           {".txtpb", ".textproto", ".pbtxt", ".json", ".pb"}) {
         const std::string path = TempPath(std::string("round_trip") + ending);
         ASSERT_TRUE(WriteCluster(path, cluster));
         const Result<Cluster> read = ReadCluster(path);
@@ -153,6 +154,7 @@ TEST(ClusterIo, ErrorsNameFieldsOfTheFile) {
   };
   const Duration late = {-1};
   const std::vector<std::pair<std::string, std::string>> places = {
+      {where([&](Cluster& c) { first(c).name = ""; }), "device_types[0].name"},
       {where([&](Cluster& c) { first(c).memory = {}; }),
        "device_types[0].memory_bytes"},
       {where([&](Cluster& c) { first(c).peak_fp64 = {-1}; }),
@@ -259,7 +261,18 @@ TEST(ClusterIo, LoadsPathsAndPresets) {
   EXPECT_EQ(from_file->name, "pair");
   EXPECT_EQ(from_file->devices.size(), 2u);
   EXPECT_EQ(LoadCluster("dgx-h100:2")->devices.size(), 16u);
-  EXPECT_FALSE(LoadCluster("no-such-thing"));
+  EXPECT_THAT(LoadCluster("no-such-thing").error().message,
+              HasSubstr("unknown cluster"));
+  // What is there is no slip of a preset's name.
+  const std::string other = WriteText("small.cfg", kSmallJson);
+  for (const std::string& there : {other, other.substr(0, other.rfind('/'))}) {
+    const Result<Cluster> cluster = LoadCluster(there);
+    ASSERT_FALSE(cluster);
+    EXPECT_EQ(cluster.error().ToString(),
+              there +
+                  ": no preset, and no cluster file by its ending: expected "
+                  ".txtpb, .textproto, .pbtxt, .json or .pb");
+  }
 }
 
 TEST(ClusterIo, NamesFilePlaceAndMistake) {
@@ -308,6 +321,18 @@ TEST(ClusterIo, NamesFilePlaceAndMistake) {
       {".txtpb", "schema_version: 1\ndevice_types { name: \"x\"",
        ".txtpb:2:", "Expected identifier"},
       {".txtpb", "schema_version: 1\n", ".txtpb: devices", "must not be empty"},
+      {".txtpb", "schema_version: 1\ndevices { node: 1 node: 2 }\n",
+       ".txtpb:2:", "specified multiple times"},
+      // Zeros, which protobuf takes for absent, at any depth.
+      {".txtpb", "name: ''\nname: ''\nschema_version: 1\n", ".txtpb:2:1",
+       "field 'name' occurs twice"},
+      {".pbtxt",
+       "# Comment\nschema_version: 1\nname: 'a' \"b\";\n"
+       "device_types: [{memory_bytes: -1, upkeep <price_usd_per_hour: 0.f>},\n"
+       "  {slowness: 1 upkeep {power_watts: 0 power_watts: 0}}]",
+       ".pbtxt:5:39", "field 'power_watts' occurs twice"},
+      {".textproto", "devices { device_type: 0 device_type: 0 }\n",
+       ".textproto:1:26", "field 'device_type' occurs twice"},
       {".pb", "\xff\xff garbage", ".pb", "truncated or garbage"},
       {".pb", "", ".pb", "schema_version is missing"},
   };
@@ -351,7 +376,9 @@ TEST(ClusterIo, MissingFilesAndUnknownEndings) {
   EXPECT_EQ(missing.error().where, TempPath("missing.json"));
   const Result<Cluster> ending = ReadCluster(TempPath("cluster.yaml"));
   ASSERT_FALSE(ending);
-  EXPECT_THAT(ending.error().message, HasSubstr(".txtpb .json .pb"));
+  EXPECT_THAT(ending.error().message,
+              HasSubstr("expected .txtpb, .textproto, .pbtxt, .json or "
+                        ".pb"));
 }
 
 }  // namespace

@@ -46,6 +46,7 @@ TEST(ClusterValidate, NamesEachMistake) {
       {[](Cluster& c) { c.link_types[0].start = {-1}; }, "link_types[0].start"},
       {[](Cluster& c) { c.link_types[0].in_switch_bandwidth = {-1}; },
        "link_types[0].in_switch_bandwidth"},
+      {[](Cluster& c) { c.device_types[0].name = ""; }, "device_types[0].name"},
       {[](Cluster& c) { c.device_types[0].memory = {0}; },
        "device_types[0].memory"},
       {[](Cluster& c) { c.device_types[0].peak_bf16 = {-1}; },
@@ -105,6 +106,11 @@ TEST(ClusterValidate, BoundsFigures) {
        "must be 0 or in [1e+09, 1e+21], is "},
       {[](Cluster& c, double v) { c.device_types[0].memory_bandwidth = {v}; },
        1e18, "must be at most 1e+18, is "},
+      {[](Cluster& c, double v) {
+         c.device_types[0].launch_overhead =
+             Duration::FromSeconds(std::min(v, 1e6));
+       },
+       0.01, "must be at most 0.01, is "},
       {[](Cluster& c, double v) { c.device_types[0].slowness = v; }, 1e6,
        "must be in [0.001, 1e+06], is "},
       {[](Cluster& c, double v) { c.link_types[0].bandwidth = {v}; }, 1e18,

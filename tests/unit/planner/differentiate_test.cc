@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "planner/ir/graph.h"
+#include "tests/support/matmul_parameters.h"
 
 namespace tessera {
 namespace {

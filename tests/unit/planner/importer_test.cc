@@ -9,9 +9,11 @@
 #include <fstream>
 #include <numeric>
 
+#include "planner/base/element_count.h"
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/zoo.h"
+#include "tests/support/matmul_parameters.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_path.h"
 
@@ -915,9 +917,7 @@ TEST(Bert, HeadsAreBesideThePublishedModel) {
           !tensor.name.starts_with("bert.")) {
         continue;
       }
-      int64_t elements = 1;
-      for (int64_t extent : tensor.shape) elements *= extent;
-      count += elements;
+      count += ElementCount(tensor.shape);
     }
     EXPECT_EQ(count, parameters) << name;
   }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "planner/base/element_count.h"
 #include "planner/base/rng.h"
 
 namespace tessera {
@@ -130,9 +131,6 @@ TEST(Layout, TheLargestTileMayBeThatOfASmallerShard) {
   layout.dims[0] = 1;
   layout.tile = {0, 2, 5};
   EXPECT_EQ(LargestExtent(layout, Mesh({2}), {5}, 0), 1);
-  EXPECT_TRUE(HasEmptyShard(layout, Mesh({2}), {5}));
-  layout.tile.count = 2;
-  EXPECT_FALSE(HasEmptyShard(layout, Mesh({2}), {5}));
 }
 
 TEST(DeviceGroup, CoordinatesAreRowMajor) {
@@ -170,20 +168,14 @@ struct Held {
   std::vector<double> value;
 };
 
-int64_t Elements(const Shape& shape) {
-  int64_t n = 1;
-  for (int64_t extent : shape) n *= extent;
-  return n;
-}
-
 // The elements that `layout` puts on the rank at `index`.
 std::vector<bool> Mask(const Layout& layout, const DeviceGroup& group,
                        const Shape& shape, int index) {
   const auto block = BlockAt(layout, group, shape, index);
   const Range run = FlatRunAt(layout, group, shape, index);
-  std::vector<bool> mask(static_cast<size_t>(Elements(shape)));
+  std::vector<bool> mask(static_cast<size_t>(ElementCount(shape)));
   int64_t in_block = 0;
-  for (int64_t e = 0; e < Elements(shape); ++e) {
+  for (int64_t e = 0; e < ElementCount(shape); ++e) {
     int64_t rest = e;
     bool inside = true;
     for (size_t d = shape.size(); d-- > 0;) {
@@ -268,7 +260,7 @@ TEST(PlanReshard, MovesTheDataItSays) {
     // A flat cut is asked for by storage only, which is never partial.
     if (to.flat != 0) to.partial = 0;
     to.partial &= ~from.sharded();  // a shard never becomes partial here
-    std::vector<double> truth(static_cast<size_t>(Elements(shape)));
+    std::vector<double> truth(static_cast<size_t>(ElementCount(shape)));
     for (double& x : truth) x = rng.Below(1000);
     std::vector<Held> ranks(group.devices.size());
     for (int r = 0; r < static_cast<int>(ranks.size()); ++r) {

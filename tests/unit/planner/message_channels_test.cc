@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "planner/lower/lower.h"
 #include "planner/plan/strategy.h"
@@ -73,18 +76,17 @@ TEST_F(MessageChannelsTest, OneChannelForEachDirection) {
   const MessageChannels channels = FindMessageChannels(tasks);
   EXPECT_EQ(channels.count, 2);
   EXPECT_EQ(channels.of_task, (std::vector{0, 0, 0, 1, 0, 1, 1, 1}));
-  EXPECT_TRUE(SendsMayWait(tasks));
 }
 
 // Sent as 0 1 2 and received as 2 0 1, message 2 overtakes the others: 0 and 1
-// share a channel. Where sends wait, 0 is before 2 at the sender and behind it
-// at the receiver.
+// share a channel. Sends that wait do not meet their receives: 0 is before 2 at
+// the sender and behind it at the receiver.
 TEST_F(MessageChannelsTest, MessagesThatOvertakeHaveChannelsOfTheirOwn) {
   const TaskGraph tasks = Messages({"a0", "a1", "a2", "A2", "A0", "A1"});
   const MessageChannels channels = FindMessageChannels(tasks);
   EXPECT_EQ(channels.count, 2);
   EXPECT_EQ(channels.of_task, (std::vector{0, 0, 1, 1, 0, 0}));
-  EXPECT_FALSE(SendsMayWait(tasks));
+  EXPECT_FALSE(MeetingOrder(tasks));
 }
 
 // Sends that hand over: all reversed, n channels.
@@ -94,16 +96,78 @@ TEST_F(MessageChannelsTest, TheFewestThatKeepOrder) {
       3);
 }
 
-// Both send in one stream before they receive; the receives are elsewhere.
-TEST_F(MessageChannelsTest, CrossingSendsMayWait) {
-  TaskGraph tasks = Messages({"a0", "b0", "A0", "B0"});
-  EXPECT_TRUE(SendsMayWait(tasks));
-  // Not where a receive is behind what waits for it.
-  for (Task& task : tasks.tasks) task.stream = StreamRole::kSendForward;
-  EXPECT_FALSE(SendsMayWait(tasks));
+// A rank of both groups would wait for itself.
+TEST_F(MessageChannelsTest, GroupsThatShareADeviceHaveNone) {
+  TaskGraph tasks = Messages({"a0", "A0"});
+  tasks.groups[0].devices = {DeviceId(0), DeviceId(1)};
+  tasks.groups[1].devices = {DeviceId(1), DeviceId(2)};
+  const MessageChannels channels = FindMessageChannels(tasks);
+  EXPECT_EQ(channels.count, 0);
+  EXPECT_EQ(channels.of_task, (std::vector{-1, -1}));
+  EXPECT_TRUE(MeetingOrder(tasks));
 }
 
-// What the header promises, of every schedule; and that on GPUs all may wait.
+std::vector<int> Numbers(const std::vector<TaskId>& order) {
+  std::vector<int> numbers;
+  for (TaskId id : order) numbers.push_back(id.value);
+  return numbers;
+}
+
+// a1 waits until A0 is received.
+TEST_F(MessageChannelsTest, ReceivesFollowTheirSends) {
+  const auto order =
+      MeetingOrder(Messages({"a0", "a1", "A0", "A1", "b0", "B0"}));
+  ASSERT_TRUE(order);
+  EXPECT_EQ(Numbers(*order), (std::vector{0, 2, 1, 3, 4, 5}));
+}
+
+// Both send before they receive, in other streams: one receives earlier.
+TEST_F(MessageChannelsTest, SendsCross) {
+  TaskGraph tasks = Messages({"a0", "b0", "A0", "B0"});
+  const auto order = MeetingOrder(tasks);
+  ASSERT_TRUE(order);
+  EXPECT_EQ(Numbers(*order), (std::vector{0, 2, 1, 3}));
+  // Not where a receive is behind what waits for it.
+  for (Task& task : tasks.tasks) task.stream = StreamRole::kSendForward;
+  EXPECT_FALSE(MeetingOrder(tasks));
+}
+
+// What the header promises.
+void ExpectMeetings(const TaskGraph& tasks, const std::vector<TaskId>& order,
+                    const std::string& text) {
+  std::vector<bool> done(tasks.tasks.size(), false);
+  std::map<std::tuple<DeviceId, StreamRole, GroupId, AxisSet>, TaskId> last;
+  std::map<DeviceId, TaskId> last_work;
+  const auto expect_later = [&](TaskId& before, TaskId id) {
+    EXPECT_LT(before, id) << text;
+    before = id;
+  };
+  for (size_t i = 0; i < order.size(); ++i) {
+    const TaskId id = order[i];
+    const Task& task = tasks.task(id);
+    EXPECT_FALSE(done[id.index()]) << text;
+    done[id.index()] = true;
+    for (TaskId dep : task.deps) EXPECT_TRUE(done[dep.index()]) << text;
+    const bool collective = task.stream == StreamRole::kComm;
+    const bool message =
+        task.kind == TaskKind::kSend || task.kind == TaskKind::kRecv;
+    for (DeviceId device : tasks.group(task.group).devices) {
+      expect_later(
+          last[{device, task.stream, collective ? task.group : GroupId(),
+                collective ? task.axes : AxisSet{0}}],
+          id);
+      if (!message) expect_later(last_work[device], id);
+    }
+    if (task.kind != TaskKind::kRecv) continue;
+    ASSERT_GT(i, 0u);
+    const Task& send = tasks.task(order[i - 1]);
+    EXPECT_EQ(send.kind, TaskKind::kSend) << text;
+    EXPECT_EQ(send.peer, task.writes[0]) << text;
+  }
+  EXPECT_EQ(order.size(), tasks.tasks.size()) << text;
+}
+
+// What the header promises, of every schedule; and that on GPUs all meet.
 TEST_F(MessageChannelsTest, SchedulesKeepOrderWithinChannels) {
   for (int vp : {1, 2}) {
     for (const PipelineSchedule* schedule :
@@ -112,7 +176,9 @@ TEST_F(MessageChannelsTest, SchedulesKeepOrderWithinChannels) {
                                ",schedule=" + std::string(schedule->name);
       const TaskGraph tasks = Lowered(text);
       const MessageChannels channels = FindMessageChannels(tasks);
-      EXPECT_TRUE(SendsMayWait(tasks)) << text;
+      const auto order = MeetingOrder(tasks);
+      ASSERT_TRUE(order) << text;
+      ExpectMeetings(tasks, *order, text);
       EXPECT_GT(channels.count, 0) << text;
       struct Channel {
         std::vector<ValueId> sent;

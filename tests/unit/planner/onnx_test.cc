@@ -617,6 +617,116 @@ TEST(Onnx, ASequenceOfPiecesIsASplit) {
               HasSubstr("reads a sequence of tensors as a whole"));
 }
 
+// Tensors without elements have nothing to copy, and joined with others they
+// are these.
+TEST(Onnx, TensorsWithoutElementsAreRead) {
+  const auto ints = [](const std::string& name, const Shape& dims,
+                       const std::vector<int64_t>& values) {
+    Message tensor;
+    for (int64_t extent : dims) tensor.Number(1, extent);
+    tensor.Number(2, 7).Text(8, name);
+    for (int64_t value : values) tensor.Number(7, value);
+    return tensor;
+  };
+  for (const int64_t row : {0, 1, -1}) {
+    Parts parts = SmallMlp();
+    parts.weights.insert(
+        parts.weights.end(),
+        {ints("none", {2, 0}, {}), ints("row", {1, 1}, {row}),
+         ints("empty", {0, 2}, {}), ints("sizes", {1, 2}, {-1, 5}),
+         ints("flat", {1}, {-1}), ints("rest", {1}, {0})});
+    // [1, 0] joined with [1, 2], and [0, 2] with [1, 2].
+    parts.nodes.insert(parts.nodes.begin() + 2,
+                       {NodeOf("GatherND", "taken", {"none", "row"}, "a"),
+                        NodeOf("Concat", "beside", {"a", "sizes"}, "b",
+                               {IntAttribute("axis", 1)}),
+                        NodeOf("Concat", "below", {"empty", "b"}, "c",
+                               {IntAttribute("axis", 0)}),
+                        NodeOf("Reshape", "list", {"c", "flat"}, "d"),
+                        NodeOf("Reshape", "same", {"y2", "d"}, "y2s")});
+    parts.nodes[7] = NodeOf("Relu", "relu", {"y2s"}, "y3");
+    EXPECT_EQ(ErrorOf(parts), "") << row;
+  }
+}
+
+// The standard stores UINT32 and UINT64 in a field of their own.
+TEST(Onnx, UnsignedNumbersAreRead) {
+  for (const int type : {12, 13}) {
+    const auto reshaped = [&](int64_t columns) {
+      Parts parts = SmallMlp();
+      parts.weights.push_back(Message()
+                                  .Number(1, 2)
+                                  .Number(2, type)
+                                  .Text(8, "sizes")
+                                  .Number(11, 4)
+                                  .Number(11, columns));
+      parts.nodes[2] =
+          NodeOf("Cast", "signed", {"sizes"}, "to", {IntAttribute("to", 7)});
+      parts.nodes.insert(parts.nodes.begin() + 3,
+                         NodeOf("Reshape", "same", {"y2", "to"}, "y3"));
+      return ErrorOf(parts);
+    };
+    EXPECT_EQ(reshaped(5), "");
+    EXPECT_THAT(reshaped(6), HasSubstr("cannot make [4,6] of [4,5]"));
+  }
+}
+
+// Nodes that a recursion for each would have no stack for.
+TEST(Onnx, ManyNodesBehindOneAnother) {
+  constexpr int kNodes = 100'000;
+  const auto chain = [&](const std::string& op, const std::string& first,
+                         const std::string& last) {
+    std::vector<Message> nodes;
+    for (int i = 0; i < kNodes; ++i) {
+      const std::string from = i == 0 ? first : "t" + std::to_string(i);
+      const std::string to =
+          i + 1 == kNodes ? last : "t" + std::to_string(i + 1);
+      // A slope near 1, of which so many are no other operator yet.
+      nodes.push_back(NodeOf(op, "n" + std::to_string(i), {from}, to,
+                             {FloatAttribute("alpha", 0.9999F)}));
+    }
+    return nodes;
+  };
+  Parts moved = SmallMlp();
+  moved.nodes[1] = NodeOf("Add", "bias", {"b", "y1"}, "y2");
+  const std::vector<Message> moves = chain("Identity", "b1", "b");
+  moved.nodes.insert(moved.nodes.begin(), moves.begin(), moves.end());
+  EXPECT_EQ(ParameterCount(Imported(moved, Options(4))), 6 * 5 + 5 + 5 * 3);
+  Parts computed = SmallMlp();
+  const std::vector<Message> functions = chain("LeakyRelu", "y2", "logits");
+  computed.nodes.resize(2);
+  computed.nodes.insert(computed.nodes.end(), functions.begin(),
+                        functions.end());
+  const auto graph = ImportBytes(BytesOf(computed), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_EQ(std::ranges::count_if(
+                graph->nodes,
+                [](const Node& node) { return node.op->name == "leaky_relu"; }),
+            kNodes);
+}
+
+// Nodes of one name are told apart by marks, and many of them by numbers.
+TEST(Onnx, NodesOfOneNameAreToldApart) {
+  Parts parts = SmallMlp();
+  parts.nodes.pop_back();
+  for (int i = 0; i < 300; ++i) {
+    const std::string from = "y" + std::to_string(3 + i);
+    parts.nodes.push_back(
+        NodeOf("Add", "same", {from, "b1"},
+               i == 299 ? "logits" : "y" + std::to_string(4 + i)));
+  }
+  const Graph graph = Imported(parts, Options(4));
+  std::vector<std::string> names;
+  for (const Node& node : graph.nodes) {
+    if (node.name.starts_with("same")) names.push_back(node.name);
+  }
+  ASSERT_EQ(names.size(), 300u);
+  EXPECT_EQ(names[0], "same");
+  EXPECT_EQ(names[2], "same''");
+  EXPECT_EQ(names[256], "same" + std::string(256, '\''));
+  EXPECT_EQ(names[257], "same'257");
+}
+
 TEST(Onnx, ProductAndBiasAreOneLayer) {
   const auto graph = ImportBytes(BytesOf(SmallMlp()), Options(4));
   ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
@@ -730,7 +840,6 @@ TEST(Onnx, ASlopeOfOneNumberIsTrained) {
   EXPECT_EQ(parameters("a", {apart, act, fc}), 1 + 3 * 4);
 }
 
-// Features have neither height nor width.
 // Of what the function makes: not the function of a norm.
 TEST(Onnx, ANormBehindAFunction) {
   const Graph graph =
@@ -748,6 +857,7 @@ TEST(Onnx, ANormBehindAFunction) {
   EXPECT_EQ(NodeNamed(graph, "head").operands[0], norm.results[0]);
 }
 
+// Features have neither height nor width.
 TEST(Onnx, BatchNormsOfFeatures) {
   Parts parts = SmallMlp();
   parts.weights.push_back(WeightOf("scale", {5}));
@@ -1113,8 +1223,8 @@ TEST(Onnx, TensorsOfEachSample) {
   };
   EXPECT_EQ(ParameterCount(Imported(zeros("BUFFER"), Options(4))), 18);
   EXPECT_THAT(ErrorOf(zeros("")),
-              AllOf(HasSubstr("node 'scaled' (Mul): a trained tensor of the "
-                              "file has a dimension of 4 places beside "
+              AllOf(HasSubstr("node 'scaled' (Mul): a tensor that no input "
+                              "makes has a dimension of 4 places beside "
                               "samples"),
                     HasSubstr("model.frozen")));
 }
@@ -1135,6 +1245,40 @@ TEST(Onnx, WeightsOfOneNumber) {
                         {IntAttribute("transB", 1)})}},
       Options(4));
   EXPECT_EQ(ParameterCount(graph), 9 + 1 + 8);
+}
+
+// A layer's one number is its weight, whatever it is called.
+TEST(Onnx, LayersOfOneChannelAreTrained) {
+  const auto one = [](const std::string& name, const Shape& dims) {
+    return FloatsOf(name, dims, {0.5});
+  };
+  const Graph images = Imported(
+      {.inputs = {InputOf("x", 1, {"n", "1", "6", "6"})},
+       .weights = {one("w", {1, 1, 1, 1}), one("v", {1, 1, 1, 1}),
+                   one("scale", {1}), one("shift", {1}), one("mean", {1}),
+                   one("variance", {1}), WeightOf("out", {3, 36})},
+       .nodes = {NodeOf("Conv", "conv", {"x", "w"}, "c"),
+                 NodeOf("BatchNormalization", "norm",
+                        {"c", "scale", "shift", "mean", "variance"}, "d"),
+                 NodeOf("ConvTranspose", "up", {"d", "v"}, "u"),
+                 NodeOf("Flatten", "flat", {"u"}, "f"),
+                 NodeOf("Gemm", "fc", {"f", "out"}, "logits",
+                        {IntAttribute("transB", 1)})}},
+      Options(4));
+  EXPECT_TRUE(OpsOf(images).contains("tracked_batch_norm"));
+  EXPECT_EQ(ParameterCount(images), 1 + 1 + 2 + 3 * 36);
+  // One feature of one, by either node, normed between both.
+  const Graph features = Imported(
+      {.inputs = {InputOf("x", 1, {"n", "1"})},
+       .weights = {one("w", {1, 1}), one("v", {1, 1}), one("scale", {1}),
+                   one("shift", {1}), WeightOf("out", {1, 3})},
+       .nodes = {NodeOf("MatMul", "first", {"x", "w"}, "a"),
+                 NodeOf("LayerNormalization", "norm", {"a", "scale", "shift"},
+                        "b"),
+                 NodeOf("Gemm", "second", {"b", "v"}, "c"),
+                 NodeOf("MatMul", "head", {"c", "out"}, "logits")}},
+      Options(4));
+  EXPECT_EQ(ParameterCount(features), 1 + 2 + 1 + 3);
 }
 
 // A router of one feature chooses 3 of a sequence's places, whose features are
@@ -1382,6 +1526,21 @@ TEST(Onnx, SmallNumbersAreAdded) {
   EXPECT_NEAR(offset->attribute("amount"), 1e-6, 1e-12);
 }
 
+// A small function is not a small factor.
+TEST(Onnx, FunctionsTimesSmallNumbers) {
+  for (const auto& [op, ours] :
+       {std::pair("Sigmoid", "sigmoid"), {"Abs", "abs"}, {"Tanh", "tanh"}}) {
+    Parts parts = SmallMlp();
+    parts.weights.push_back(FloatsOf("small", {}, {1e-7F}));
+    parts.nodes[2] = NodeOf(op, "function", {"y2"}, "f");
+    parts.nodes.insert(parts.nodes.begin() + 3,
+                       NodeOf("Mul", "scaled", {"f", "small"}, "y3"));
+    const std::set<std::string> ops = OpsOf(Imported(parts, Options(4)));
+    EXPECT_TRUE(ops.contains(ours));
+    EXPECT_TRUE(ops.contains("scale"));
+  }
+}
+
 TEST(Onnx, FunctionsThatNoOperatorComputesAreNamed) {
   EXPECT_THAT(ErrorOf(MlpOf("Exp", "Floor")),
               HasSubstr("node 'second' (Gemm): no operator computes the "
@@ -1469,6 +1628,93 @@ TEST(Onnx, WhatAnOperatorCannotDoIsSaidOfTheNode) {
   padded.nodes[2] = NodeOf("Pad", "odd", {"y2", "pads", "hidden"}, "y3");
   EXPECT_THAT(ErrorOf(padded), HasSubstr("node 'odd' (Pad): padding with -inf "
                                          "is not supported"));
+  padded.weights.back() = IntsOf("many", {0, 65537, 0, 0});
+  padded.nodes[2] = NodeOf("Pad", "odd", {"y2", "many"}, "y3");
+  EXPECT_THAT(ErrorOf(padded), HasSubstr("node 'odd' (Pad): expected up to "
+                                         "65536 places on each side"));
+  const Parts deep = {
+      .inputs = {InputOf("x", 1, {"n", "6"})},
+      .weights = {WeightOf("w", {6, 32}), IntsOf("apart", {0, 2, 2, 2, 2, 2})},
+      .nodes = {NodeOf("MatMul", "layer", {"x", "w"}, "a"),
+                NodeOf("Reshape", "reshape", {"a", "apart"}, "b"),
+                NodeOf("Softmax", "odd", {"b"}, "c"),
+                NodeOf("Flatten", "flat", {"c"}, "logits")}};
+  EXPECT_THAT(ErrorOf(deep), HasSubstr("expected a softmax of at most 5 "
+                                       "dimensions, found 6"));
+  // Zeros that a loop over cells begins with, of as many rows as samples.
+  Parts zeros = SmallMlp();
+  zeros.weights.insert(
+      zeros.weights.end(),
+      {IntsOf("rows", {4, 6}), WeightOf("w3", {6, 5}), WeightOf("b3", {5})});
+  zeros.nodes[2] = NodeOf("ConstantOfShape", "zeros", {"rows"}, "z");
+  zeros.nodes.insert(zeros.nodes.begin() + 3,
+                     {NodeOf("Gemm", "state", {"z", "w3", "b3"}, "zw"),
+                      NodeOf("Add", "odd", {"y2", "zw"}, "y3")});
+  EXPECT_THAT(ErrorOf(zeros),
+              HasSubstr("node 'odd' (Add): a tensor that no input makes has a "
+                        "dimension of 4 places beside samples"));
+}
+
+// Types are those of operands, and what has another one would be rounded.
+TEST(Onnx, CastsToWholeNumbersAreNamed) {
+  const auto like = [](const std::string& x, const std::string& target) {
+    Parts parts = SmallMlp();
+    parts.weights.push_back(
+        Message().Number(1, 1).Number(2, 7).Text(8, "number").Number(7, 0));
+    parts.nodes[2] = NodeOf("Shape", "sizes", {"x"}, "sizes");
+    parts.nodes.insert(parts.nodes.begin() + 3,
+                       {NodeOf("CastLike", "cast", {x, target}, "z"),
+                        NodeOf("Add", "add", {"y2", "z"}, "y3")});
+    return ErrorOf(parts);
+  };
+  EXPECT_EQ(like("y2", "y1"), "");
+  EXPECT_EQ(like("y2", "x"), "");
+  EXPECT_EQ(like("b1", "w2"), "");
+  EXPECT_THAT(like("y2", "number"),
+              HasSubstr("node 'cast' (CastLike): rounds what is computed"));
+  EXPECT_THAT(like("b1", "number"),
+              HasSubstr("rounds a tensor of the file that is trained: expected "
+                        "that it is one of model.frozen"));
+  EXPECT_THAT(like("y2", "sizes"),
+              HasSubstr("casts to the type of operand 1, which is not known"));
+  Parts cast = SmallMlp();
+  cast.nodes[1] = NodeOf("Cast", "whole", {"b1"}, "b", {IntAttribute("to", 6)});
+  cast.nodes.insert(cast.nodes.begin() + 2,
+                    NodeOf("Add", "bias", {"b", "y1"}, "y2"));
+  EXPECT_THAT(ErrorOf(cast), HasSubstr("node 'whole' (Cast): rounds a tensor"));
+  cast.nodes[1] = NodeOf("Cast", "text", {"b1"}, "b", {IntAttribute("to", 8)});
+  EXPECT_THAT(ErrorOf(cast),
+              HasSubstr("node 'text' (Cast): makes elements of a type that is "
+                        "not supported"));
+  Parts lstm = SmallLstm({});
+  lstm.nodes.insert(lstm.nodes.begin(), NodeOf("Cast", "whole", {"w"}, "ww",
+                                               {IntAttribute("to", 6)}));
+  lstm.nodes[3] = NodeOf("LSTM", "lstm", {"turned", "ww", "r", "b"}, "y");
+  EXPECT_THAT(ErrorOf(lstm, Options(4, 6)),
+              HasSubstr("node 'whole' (Cast): rounds a recurrent layer's "
+                        "weight"));
+}
+
+TEST(Onnx, APlaceIsANumberOrInAList) {
+  const auto taken = [](const Shape& dims, const Shape& axes) {
+    Message place;
+    for (int64_t extent : dims) place.Number(1, extent);
+    place.Number(2, 7).Text(8, "place").Number(7, 0);
+    const Parts parts = {
+        .inputs = {InputOf("ids", 7, {"n", "s"})},
+        .weights = {WeightOf("table", {9, 8}), WeightOf("out", {8, 9}), place,
+                    IntsOf("axes", axes)},
+        .nodes = {NodeOf("Gather", "lookup", {"table", "ids"}, "x"),
+                  NodeOf("Gather", "take", {"x", "place"}, "y",
+                         {IntAttribute("axis", 1)}),
+                  NodeOf("Squeeze", "squeeze", {"y", "axes"}, "z"),
+                  NodeOf("MatMul", "head", {"z", "out"}, "logits")}};
+    return ErrorOf(parts, Options(4, 6));
+  };
+  EXPECT_EQ(taken({1}, {1}), "");
+  EXPECT_THAT(taken({1, 1}, {1, 2}),
+              HasSubstr("node 'take' (Gather): expected a place, or a list of "
+                        "places"));
 }
 
 TEST(Onnx, OtherVersionsAreRefused) {

@@ -174,9 +174,60 @@ TEST_F(PlanIoTest, APlanForAnotherModelSaysSo) {
   EXPECT_THAT(
       plan.error().ToString(),
       HasSubstr(
-          "the plan is for another model, batch or sequence length than mlp "
-          "(global batch 16, sequence length 4, fp32)"));
+          "the plan is for mlp (global batch 8, sequence length 4, fp32), "
+          "not for mlp (global batch 16, sequence length 4, fp32)"));
   EXPECT_THAT(plan.error().where, HasSubstr(path));
+  const auto wide = ReadPlan(path, MlpGraph(2, 8, 4, 16, 16, 32));
+  EXPECT_THAT(
+      wide.error().ToString(),
+      HasSubstr("another model of the same name, mlp (global batch 8,"));
+}
+
+TEST_F(PlanIoTest, APlanByHandNeedNotSayForWhatItIs) {
+  const std::string path = TempPath("by_hand.txtpb");
+  ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2")).has_value());
+  const std::string text = Contents(path);
+  const size_t at = text.find("graph {");
+  ASSERT_NE(at, std::string::npos);
+  Write(path, text.substr(0, at) + text.substr(text.find('}', at) + 1));
+  EXPECT_TRUE(ReadPlan(path, graph_).has_value());
+  const Graph other = MlpGraph(2, 16, 4, 8, 16, 32);
+  EXPECT_THAT(ReadPlan(path, other).error().ToString(),
+              HasSubstr("another model, batch, sequence length or dtype than "
+                        "mlp (global batch 16, sequence length 4, fp32)"));
+  EXPECT_EQ(ReadPlanOfAnySize(path, other)->global_batch, 16);
+}
+
+TEST_F(PlanIoTest, APlanOfAnySizeIsReadForThisOne) {
+  const std::string path = TempPath("any_size.json");
+  const Plan plan = Make("tp=2,dp=2,pp=2,zero=1,mbs=2");
+  ASSERT_TRUE(WritePlan(path, graph_, plan).has_value());
+  Graph other = MlpGraph(2, 24, 16, 8, 16, 32);
+  other.dtype = DType::kBFloat16;
+  const auto read = ReadPlanOfAnySize(path, other);
+  ASSERT_TRUE(read.has_value()) << read.error().ToString();
+  EXPECT_EQ(read->global_batch, 8);
+  EXPECT_EQ(read->plan.graph_fingerprint, Fingerprint(other));
+  EXPECT_EQ(read->plan.microbatches, plan.microbatches);
+  EXPECT_TRUE(read->plan.ops == plan.ops);
+  const auto deeper = ReadPlanOfAnySize(path, MlpGraph(3, 8, 4, 8, 16, 32));
+  EXPECT_THAT(deeper.error().ToString(),
+              HasSubstr("node 'h.2.norm' has no placement"));
+}
+
+TEST_F(PlanIoTest, WhatNoPlanCanHaveIsAnError) {
+  EXPECT_THAT(ErrorAfter("microbatches: 4", "microbatches: 0"),
+              HasSubstr("microbatches: is 0: expected at least 1"));
+  EXPECT_THAT(ErrorAfter("size: 2", "size: 0"),
+              HasSubstr("axes[0].size: is 0: expected 1 to 1048576"));
+  const std::string path = TempPath("no_batch.txtpb");
+  ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2")).has_value());
+  std::string text = Contents(path);
+  const size_t at = text.find("global_batch: 8");
+  ASSERT_NE(at, std::string::npos);
+  Write(path, text.replace(at, 15, "global_batch: 0"));
+  EXPECT_THAT(ReadPlanOfAnySize(path, graph_).error().ToString(),
+              HasSubstr("graph.global_batch: is 0: expected 1 or more"));
 }
 
 TEST_F(PlanIoTest, APlanForAnotherDTypeSaysWhich) {
@@ -188,8 +239,9 @@ TEST_F(PlanIoTest, APlanForAnotherDTypeSaysWhich) {
   ASSERT_FALSE(plan.has_value());
   EXPECT_THAT(plan.error().ToString(),
               HasSubstr("graph_fingerprint: is '" + Fingerprint(graph_) +
-                        "': the plan is for mlp in fp32, not in bf16 "
-                        "(--dtype fp32)"));
+                        "': the plan is for mlp (global batch 8, sequence "
+                        "length 4, fp32), not for mlp (global batch 8, "
+                        "sequence length 4, bf16)"));
 }
 
 TEST_F(PlanIoTest, BadFilesGetOneLineWithThePlace) {

@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 
+#include "planner/base/element_count.h"
 #include "planner/io/importer.h"
 #include "tests/support/paths.h"
 
@@ -33,12 +34,6 @@ Graph Import(const std::string& model,
       ImportModel(ExamplePath("models/" + model + "/config.json"), options);
   TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
   return std::move(graph).value();
-}
-
-int64_t ElementsIn(const Shape& shape) {
-  int64_t elements = 1;
-  for (int64_t extent : shape) elements *= extent;
-  return elements;
 }
 
 struct Model {
@@ -65,15 +60,15 @@ TEST_P(PublishedWeights, AreAllOfWeightsAndTensors) {
       EXPECT_EQ(shape->second, piece.shape) << weight.name;
       for (int64_t i = 0; i < piece.count; ++i) {
         const int64_t at = piece.PlaceOf(i);
-        EXPECT_LT(at, ElementsIn(piece.shape)) << weight.name;
+        EXPECT_LT(at, ElementCount(piece.shape)) << weight.name;
         EXPECT_TRUE(seen[piece.tensor].insert(at).second)
             << weight.name << " " << i;
       }
     }
-    EXPECT_EQ(next, ElementsIn(weight.shape)) << weight.name;
+    EXPECT_EQ(next, ElementCount(weight.shape)) << weight.name;
   }
   for (const auto& [tensor, elements] : seen) {
-    EXPECT_EQ(std::ssize(elements), ElementsIn(shapes[tensor])) << tensor;
+    EXPECT_EQ(std::ssize(elements), ElementCount(shapes[tensor])) << tensor;
   }
 }
 

@@ -8,7 +8,9 @@
 #include <limits>
 #include <map>
 #include <span>
+#include <sstream>
 
+#include "planner/base/append.h"
 #include "planner/io/importer.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/describe.h"
@@ -51,11 +53,11 @@ std::string SplitOf(const Graph& graph, const Plan& plan,
       std::string axes;
       for (size_t a = 0; a < group.axes.size(); ++a) {
         if ((plan.ops[i].axes[f] >> a & 1) == 0) continue;
-        axes += (axes.empty() ? "" : "*") + group.axes[a].name;
+        AppendTo(axes, "*", group.axes[a].name);
       }
       if (axes.empty()) continue;
-      text += (text.empty() ? "" : " ") +
-              std::string(1, node.rule.factors[f].letter) + "/" + axes;
+      AppendTo(text, " ",
+               std::string(1, node.rule.factors[f].letter) + "/" + axes);
     }
     return text;
   }
@@ -282,7 +284,12 @@ TEST(FlagTextOf, EveryKeyIsWrittenAsItIsRead) {
       {"schedule", "schedule=gpipe"},
       {"order", "order=tp-cp-ep-pp-dp"},
   };
-  for (const std::string_view key : StrategyKeys()) {
+  // An unknown key's error lists all.
+  const std::string error = ParseStrategy("no_key=1").error().message;
+  std::istringstream keys(error.substr(error.find("known: ") + 7));
+  size_t count = 0;
+  for (std::string key; std::getline(keys, key, ','); ++count) {
+    key.erase(0, key.find_first_not_of(' '));
     if (key == "dp") continue;  // follows the devices
     ASSERT_TRUE(texts.contains(key)) << key;
     const Strategy strategy = *ParseStrategy(texts.at(key));
@@ -291,6 +298,7 @@ TEST(FlagTextOf, EveryKeyIsWrittenAsItIsRead) {
     EXPECT_THAT("," + *flag, HasSubstr("," + std::string(key) + "="));
     EXPECT_EQ(*ParseStrategy(*flag), strategy) << *flag;
   }
+  EXPECT_EQ(count, texts.size() + 1);
   EXPECT_EQ(FlagTextOf(*ParseStrategy("")), "");
   EXPECT_EQ(FlagTextOf(*ParseStrategy("dp=2,offload=optimizer:file:/mnt")),
             "offload=optimizer:file");
@@ -451,6 +459,17 @@ TEST(PlanFromStrategy, UlyssesSplitsHeadsInAttentionOnly) {
   EXPECT_EQ(too_many.error().ToString(),
             "tp=1 and cp=16 leave an empty shard: 8 heads cannot be "
             "split over 16 ranks ('h.0.attn')");
+}
+
+TEST(PlanFromStrategy, ImagesAreSplitByChannelsAndHeight) {
+  const Graph graph = Model("resnet-tiny", 8, 1);
+  const Cluster cluster = *MakeCluster("local-cpu:4");
+  const auto plan = Make(graph, cluster, "cp=2,tp=2");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  const std::string text = Describe(graph, cluster, *plan);
+  EXPECT_THAT(text, HasSubstr("height split 2 (context parallel), "
+                              "tensor-parallel 2 (convolutions by channels"));
+  EXPECT_THAT(text, HasSubstr("tensor-parallel 2 (classes)"));
 }
 
 TEST(PlanFromStrategy, ZigzagCutsTheSequenceIntoTwoChunksARank) {

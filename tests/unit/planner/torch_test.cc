@@ -11,6 +11,7 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/importer.h"
 #include "planner/ir/short_graph.h"
+#include "tests/support/matmul_parameters.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_path.h"
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "planner/base/element_count.h"
 #include "planner/io/graph_io.h"
 #include "planner/io/importer.h"
 #include "planner/io/json_value.h"
@@ -196,9 +197,7 @@ TEST(VisionModels, RunningAverages) {
     EXPECT_EQ(momenta[t], is_average ? 0.25 : -1) << tensor.name;
     averages += is_average ? 1 : 0;
     if (tensor.kind != TensorKind::kWeight || is_average) continue;
-    int64_t elements = 1;
-    for (const int64_t extent : tensor.shape) elements *= extent;
-    parameters += elements;
+    parameters += ElementCount(tensor.shape);
   }
   const auto norms = std::ranges::count_if(graph.nodes, [](const Node& node) {
     return node.op->name == "tracked_batch_norm";
@@ -254,6 +253,20 @@ TEST(VisionModels, ErrorsNameTheLayer) {
               HasSubstr("ends in 7 features: expected one for each of 5"));
   EXPECT_THAT(ErrorOf(Layers(R"({"layer": []})")),
               HasSubstr("unknown key 'layer'"));
+  // Keys behind the first one in the alphabet are read, too.
+  EXPECT_THAT(
+      ErrorOf(Layers(
+          R"({"name": "a", "layers": ["relu"], "residual": ["conv 6 1"]})")),
+      HasSubstr("layers: a: has the keys 'layers' and 'residual': expected one "
+                "of them"));
+  EXPECT_THAT(ErrorOf(Layers(R"({"layers": ["relu"], "typo": 3})")),
+              HasSubstr("0: unknown key 'typo'"));
+  EXPECT_THAT(ErrorOf(Layers(R"({"branches": [["relu"],
+          [{"branches": [["relu"], ["conv 1 1"]], "typo": 3}]]})")),
+              HasSubstr("0.1.0: unknown key 'typo'"));
+  EXPECT_THAT(ErrorOf(Layers(R"({"name": "a"})")),
+              HasSubstr("a: expected layers, branches, residual or "
+                        "auxiliary"));
   // A format of Tessera's own has no keys that it does not know.
   std::string more = Layers("\"mean\", \"classifier\"");
   more.insert(more.rfind('}'), R"(, "image_sise": 9)");

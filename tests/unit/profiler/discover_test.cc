@@ -81,9 +81,10 @@ void ExpectSameDistances(const Cluster& found, const Cluster& preset) {
   ASSERT_EQ(found.devices.size(), preset.devices.size());
   const Router a(found);
   const Router b(preset);
-  const auto links = [](const Cluster& cluster, std::span<const LinkId> route) {
+  const auto links = [](const Cluster& cluster,
+                        std::span<const RouteLink> route) {
     std::vector<std::pair<double, int64_t>> links;
-    for (const LinkId id : route) {
+    for (const auto& [id, share] : route) {
       const LinkType& type =
           cluster
               .link_types[static_cast<size_t>(cluster.links[id.index()].type)];
@@ -149,8 +150,8 @@ TEST(DiscoverTest, CubeMeshHasItsNvLinks) {
             .bandwidth.value;
       };
       EXPECT_EQ(
-          bandwidth(cluster, route[0]),
-          bandwidth(preset, known.Route(DeviceId(from), DeviceId(to))[0]));
+          bandwidth(cluster, route[0].link),
+          bandwidth(preset, known.Route(DeviceId(from), DeviceId(to))[0].link));
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "planner/lower/lower.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
+#include "profiler/kernel_case.h"
 #include "runtime/comm/loopback_world.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/device/cpu_device.h"
@@ -68,6 +69,30 @@ ProfilerOptions Quick() {
   options.sample_s = 0;
   options.rotated = Bytes{1 << 16};
   return options;
+}
+
+class OrderDevice : public CpuDevice {
+ public:
+  void Launch(const Kernel& kernel, const KernelCall& call) override {
+    ++launches;
+    in_any_order += call.any_order ? 1 : 0;
+    CpuDevice::Launch(kernel, call);
+  }
+  int launches = 0;
+  int in_any_order = 0;
+};
+
+// Attention's gradients are faster so.
+TEST(PreparedKernelTest, SumsHaveAnyOrderAsInRunsThatNeedNotBeTheSame) {
+  const KernelCase::Buffer matrix = {DType::kFloat32, {4, 4}, {4, 4}};
+  KernelCase gelu;
+  gelu.kernel = "gelu";
+  gelu.operands = {matrix};
+  gelu.results = {matrix};
+  OrderDevice device;
+  PreparedKernel::Make(gelu, device, Bytes{0}).value()->Run();
+  EXPECT_EQ(device.launches, 1);
+  EXPECT_EQ(device.in_any_order, 1);
 }
 
 // All ranks profile on their devices; rank 0's result.

@@ -191,6 +191,29 @@ class Checkpoint : public ::testing::Test {
     return std::move(tasks).value();
   }
 
+  // By rank: what ends a step of two ranks whose jobs `change` makes.
+  template <typename Change>
+  std::vector<std::string> ErrorsOfTwoRanks(const TaskGraph& tasks,
+                                            Change change) {
+    auto worlds = MakeThreadWorlds(2, {Duration::FromSeconds(30)});
+    std::vector<std::string> errors(2);
+    RunThreads(2, [&](int rank) {
+      const auto r = static_cast<size_t>(rank);
+      CpuDevice device;
+      TrainingJob job;
+      job.graph = &graph_;
+      job.tasks = &tasks;
+      job.learning_rate = LearningRate{.peak = 1e-3};
+      job.world = worlds[r].get();
+      job.device = &device;
+      job.load = LoadAtRandom(data_, 0, graph_);
+      change(rank, job);
+      const auto result = Train(job);
+      if (!result) errors[r] = result.error().ToString();
+    });
+    return errors;
+  }
+
   const Graph graph_ = ImportTiny(TinyGpt2(2, 4), 4, 8, DType::kFloat32);
   const TokenData data_ = TinyTokens();
   const std::string path_ = TempPath("checkpoint.safetensors");
@@ -596,25 +619,14 @@ TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
       {"export (--export, --export-shard)",
        [](TrainingJob& job) { job.export_folder = "x"; }},
       {"start (--load)", [](TrainingJob& job) { job.load_path = "x"; }},
+      {"GPU, cuBLASLt or use of --tune",
+       [](TrainingJob& job) { job.tune = true; }},
   };
   for (const Case& test : cases) {
-    auto worlds = MakeThreadWorlds(2, {Duration::FromSeconds(30)});
-    std::vector<std::string> errors(2);
-    RunThreads(2, [&](int rank) {
-      const auto r = static_cast<size_t>(rank);
-      CpuDevice device;
-      TrainingJob job;
-      job.graph = &graph_;
-      job.tasks = &tasks;
-      job.steps = 1;
-      job.learning_rate = LearningRate{.peak = 1e-3};
-      job.world = worlds[r].get();
-      job.device = &device;
-      job.load = LoadAtRandom(data_, 0, graph_);
-      if (rank == 1) test.change(job);
-      const auto result = Train(job);
-      if (!result) errors[r] = result.error().ToString();
-    });
+    const auto errors =
+        ErrorsOfTwoRanks(tasks, [&](int rank, TrainingJob& job) {
+          if (rank == 1) test.change(job);
+        });
     for (const std::string& error : errors) {
       EXPECT_EQ(error, "rank 1 was started with another " + test.what +
                            " than rank 0");
@@ -633,21 +645,8 @@ TEST_F(Checkpoint, RanksDoNotGoOnFromDifferentSteps) {
     run.save_path = paths[steps - 1];
     ASSERT_TRUE(TrainTiny(graph_, tasks, data_, run));
   }
-  auto worlds = MakeThreadWorlds(2, {Duration::FromSeconds(30)});
-  std::vector<std::string> errors(2);
-  RunThreads(2, [&](int rank) {
-    const auto r = static_cast<size_t>(rank);
-    CpuDevice device;
-    TrainingJob job;
-    job.graph = &graph_;
-    job.tasks = &tasks;
-    job.world = worlds[r].get();
-    job.device = &device;
-    job.load = LoadAtRandom(data_, 0, graph_);
-    job.load_path = paths[rank];
-    const auto result = Train(job);
-    if (!result) errors[r] = result.error().ToString();
-  });
+  const auto errors = ErrorsOfTwoRanks(
+      tasks, [&](int rank, TrainingJob& job) { job.load_path = paths[rank]; });
   for (const std::string& error : errors) {
     EXPECT_NE(error.find("rank 1 begins behind step 2 and rank 0 behind step "
                          "1: they have read different checkpoints"),
@@ -659,23 +658,12 @@ TEST_F(Checkpoint, RanksDoNotGoOnFromDifferentSteps) {
 // The error of one rank ends the job: the other does not wait for it.
 TEST_F(Checkpoint, BrokenDataEndsTheJob) {
   const TaskGraph tasks = Tasks(2, "dp=1,pp=2");
-  auto worlds = MakeThreadWorlds(2, {Duration::FromSeconds(30)});
-  std::vector<std::string> errors(2);
-  RunThreads(2, [&](int rank) {
-    const auto r = static_cast<size_t>(rank);
-    CpuDevice device;
-    TrainingJob job;
-    job.graph = &graph_;
-    job.tasks = &tasks;
-    job.world = worlds[r].get();
-    job.device = &device;
+  const auto errors = ErrorsOfTwoRanks(tasks, [&](int, TrainingJob& job) {
     job.load = [&](const Tensor& tensor, const LocalTensor& block,
                    int64_t step) -> Result<void> {
       if (tensor.name == "tokens") return InvalidInput("is broken", "tokens");
       return LoadAtRandom(data_, 0, graph_)(tensor, block, step);
     };
-    const auto result = Train(job);
-    if (!result) errors[r] = result.error().ToString();
   });
   // Only the first stage reads the tokens.
   EXPECT_EQ(errors[0], "load input tokens mb0: tokens: is broken");

@@ -31,6 +31,7 @@
 #include "runtime/comm/thread_world.h"
 #include "runtime/float16.h"
 #include "tests/support/queue_cpu_device.h"
+#include "tests/support/rank_expect.h"
 
 namespace tessera {
 namespace {
@@ -49,18 +50,8 @@ std::string NameOf(Kind kind) {
                                 : "Loopback";
 }
 
-// What a rank found wrong; empty if nothing. Ranks may be processes, so they
-// hand back text instead of using gtest's macros.
+// What a rank found wrong; empty if nothing.
 using RankBody = std::function<std::string(CommWorld&)>;
-
-#define RANK_EXPECT(condition) \
-  if (condition) {             \
-  } else                       \
-    return Text("line ", __LINE__, ": ", #condition)
-#define RANK_EXPECT_OK(expression)          \
-  if (const auto ok_ = (expression); ok_) { \
-  } else                                    \
-    return Text("line ", __LINE__, ": ", ok_.error().ToString())
 
 std::vector<std::string> RunThreads(int n, const RankBody& body,
                                     CommOptions options) {

@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "planner/base/rng.h"
 #include "runtime/comm/thread_world.h"
@@ -15,6 +17,7 @@
 #include "runtime/kernels/fill.h"
 #include "runtime/train_state.h"
 #include "runtime/trainer.h"
+#include "tests/support/queue_cpu_device.h"
 
 namespace tessera {
 namespace {
@@ -469,6 +472,27 @@ TEST_F(OneRankStep, ErrorsNameTheTask) {
   const auto result = executor->Run(tasks_);
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().ToString(), "load value t: no data");
+}
+
+// What is enqueued uses the executor, which its owner then destroys.
+TEST_F(OneRankStep, NothingOfAFailedStepGoesOn) {
+  auto worlds = MakeThreadWorlds(1);
+  QueueCpuDevice device(0);
+  const auto world = MakeQueueWorld(*worlds[0], device);
+  auto executor =
+      *RankExecutor::Create(tasks_, graph_, {}, 0, *world, device, NoData());
+  const int further = device.MakeQueue(StreamRole::kSendForward).value();
+  for (const int queue : {further, 0}) {
+    device.UseQueue(queue);
+    device.EnqueueOnHost([]() -> Result<void> {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      return {};
+    });
+  }
+  const auto result = executor->Run(tasks_);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().ToString(), "load value t: no data");
+  EXPECT_TRUE(device.idle());
 }
 
 TEST_F(OneRankStep, UnknownKernelIsAnError) {

@@ -102,6 +102,7 @@ class CountingDevice : public QueueDevice {
   void Sum(std::span<const std::byte* const>, std::byte*, int64_t,
            DType) override {}
   Result<void> Synchronize() override { return {}; }
+  void WaitForAll() override {}
 
   // Since it was called last, by kernel; and the names of ranges.
   std::map<std::string, int> TakeLaunches() {

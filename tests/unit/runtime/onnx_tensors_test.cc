@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "planner/base/element_count.h"
 #include "planner/io/importer.h"
 #include "runtime/published_files.h"
 #include "tests/support/onnx_bytes.h"
@@ -178,8 +179,7 @@ TEST_F(OnnxTensorsTest, BrokenFilesAreErrors) {
         for (const char* name : {"w", "v"}) {
           const auto view = opened->View(name);
           if (!view) continue;
-          int64_t size = SizeOf(view->dtype);
-          for (int64_t extent : view->shape) size *= extent;
+          const int64_t size = ElementCount(view->shape) * SizeOf(view->dtype);
           const std::vector<std::byte> copy(view->data, view->data + size);
           EXPECT_LE(std::ssize(copy), std::ssize(bytes));
         }

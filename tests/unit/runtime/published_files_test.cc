@@ -17,6 +17,7 @@
 #include <map>
 #include <string>
 
+#include "planner/base/element_count.h"
 #include "planner/base/file.h"
 #include "runtime/float16.h"
 #include "tests/support/tiny_training.h"
@@ -52,8 +53,7 @@ struct Given {
 
 std::vector<std::byte> ElementsOfGiven(const Given& given, size_t number,
                                        DType dtype) {
-  int64_t n = 1;
-  for (int64_t extent : given.shape) n *= extent;
+  const int64_t n = ElementCount(given.shape);
   std::vector<float> values;
   for (int64_t i = 0; i < n; ++i) values.push_back(ValueAt(number, i));
   std::vector<std::byte> bytes(values.size() *
@@ -355,8 +355,7 @@ TEST_F(PublishedFilesTest, WhatIsNotFiniteInTheFilesIsNotLeft) {
     for (const std::string& name : file.names()) {
       const TensorView view = *file.View(name);
       entries.push_back({name, DType::kFloat32, view.shape});
-      int64_t elements = 1;
-      for (int64_t extent : view.shape) elements *= extent;
+      const int64_t elements = ElementCount(view.shape);
       contents.emplace_back(static_cast<size_t>(elements));
       Widen(view.data, view.dtype, elements, contents.back().data());
       if (name == "model.embed_tokens.weight") contents.back()[0] = value;

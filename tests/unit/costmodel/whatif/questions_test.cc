@@ -334,6 +334,35 @@ TEST(Prediction, TimeBesidesTheStepWithoutSomeFigures) {
               1e-9);
 }
 
+// A failure each 125 ns leaves no time for a step.
+TEST(Prediction, ARunThatNeverEndsSaysSo) {
+  Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "mbs=8");
+  scenario.settings = {{"device.mtbf", "1us"}, {"device.price", "2USD/h"}};
+  PredictOptions options;
+  options.fast = true;
+  options.sensitivity = false;
+  const auto predicted = [&] {
+    const Planned p = PlannedFor(scenario);
+    return Predict(p.made, p.plan, options);
+  };
+  EXPECT_EQ(EndlessText(predicted()), "");  // No run was asked for.
+  options.run.tokens = 1e9;
+  const Prediction never = predicted();
+  EXPECT_EQ(never.goodput.fraction, 0);
+  EXPECT_FALSE(never.run->usd || never.run->kwh);
+  EXPECT_THAT(std::string(EndlessText(never)), HasSubstr("device.mtbf"));
+  GridOptions grid;
+  grid.predict = options;
+  ModelCache models;
+  const auto cheapest =
+      CheapestOf(scenario, {"dgx-a100-80gb:1"}, 0, grid, models);
+  ASSERT_TRUE(cheapest);
+  EXPECT_FALSE(cheapest->best);
+  EXPECT_THAT(cheapest->offers[0].refused, HasSubstr("never ends"));
+  scenario.settings[0].value = "1000d";
+  EXPECT_EQ(EndlessText(predicted()), "");
+}
+
 // As runtime/data stores them: of an image a byte for each of 3 * 224 * 224
 // pixels and its label, of a patch the same without the first, of zeros; of a
 // click 4 bytes for its label, its numbers and its ids; of a token 4 bytes.
@@ -410,6 +439,32 @@ TEST(Scaling, WhatDoesNotRunIsNoLossOfEfficiency) {
   EXPECT_EQ(ranks->devices, 8);
 }
 
+TEST(Scaling, WhichNodesOfAMixtureGrowIsNotSaid) {
+  ModelCache models;
+  const auto scaling = ScalingOf(
+      Of("gpt2-tiny", "a3-high:1+a3-mega:1", 64, 32, "mbs=1"), {}, {}, models);
+  ASSERT_FALSE(scaling);
+  EXPECT_THAT(scaling.error().ToString(),
+              ::testing::StartsWith("scaling: nodes: the nodes of "));
+}
+
+// The first point has one replica, which ZeRO has nothing to cut of.
+TEST(Scaling, KeysWithoutEffectAtTheStartAreDroppedThere) {
+  Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "tp=8,zero=1");
+  scenario.drops_idle_keys = true;
+  GridOptions options;
+  options.predict.fast = true;
+  options.predict.sensitivity = false;
+  ModelCache models;
+  const auto scaling = ScalingOf(
+      scenario, {.efficiency = 1e-9, .most_devices = 16}, options, models);
+  ASSERT_TRUE(scaling);
+  ASSERT_EQ(scaling->points.size(), 2U);
+  EXPECT_THAT(scaling->points[0].cell.notes,
+              ::testing::ElementsAre(HasSubstr("without zero=1")));
+  EXPECT_TRUE(scaling->points[1].cell.notes.empty());
+}
+
 // Twice so many nodes there cannot be.
 TEST(Scaling, EndsBeforeTheMostNodesThereCanBe) {
   GridOptions options;
@@ -444,6 +499,25 @@ TEST(Scaling, AFileGrowsLikeItsPreset) {
   for (size_t i = 0; i < file.points.size(); ++i) {
     EXPECT_EQ(file.points[i].efficiency, preset.points[i].efficiency) << i;
   }
+}
+
+// One price for all answers nothing of unlike clusters.
+TEST(Cheapest, WithoutPricesItSaysHowToGiveThem) {
+  const Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "mbs=1");
+  GridOptions options;
+  options.predict.fast = true;
+  options.predict.run.tokens = 1e9;
+  ModelCache models;
+  const auto refused = [&](const std::vector<std::string>& clusters) {
+    return CheapestOf(scenario, clusters, 0, options, models)
+        ->offers[0]
+        .refused;
+  };
+  EXPECT_EQ(refused({"dgx-h100:1"}), "no price: --set device.price=…USD/h");
+  EXPECT_EQ(refused({"dgx-h100:1", "dgx-a100-80gb:1"}),
+            "no price: --set device.price=…USD/h gives all clusters one; for "
+            "unlike ones write each by 'tessera discover --cluster NAME -o "
+            "FILE' and set price_usd_per_hour of its upkeep");
 }
 
 // Priced so that the slower cluster costs a tenth per hour: it is the cheapest

@@ -1,12 +1,17 @@
 #include "costmodel/whatif/replan.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <atomic>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
+
+using ::testing::MatchesRegex;
 
 // The eight GPUs of each host share its one network interface.
 TEST(Replan, ASearchLooksAtSharedLinksUnlessItIsToBeFast) {
@@ -25,6 +30,32 @@ TEST(Replan, ASearchLooksAtSharedLinksUnlessItIsToBeFast) {
     return evaluator.Explain(plan).step_time;
   };
   EXPECT_LT(shared_step(/*fast=*/false), shared_step(/*fast=*/true));
+}
+
+// Often enough for a reader: of so many proposals how many were made, and the
+// best step so far.
+TEST(Replan, WhoWaitsHearsHowFarItIs) {
+  Scenario scenario;
+  scenario.model = ExamplePath("models/gpt2-large/config.json");
+  scenario.cluster = "dgx-a100-80gb:2";
+  scenario.global_batch = 64;
+  scenario.seq_len = 1024;
+  ModelCache models;
+  const Case of = MakeCase(scenario, models).value();
+  std::vector<std::string> heard;
+  PredictOptions predict;
+  predict.fast = true;
+  std::atomic<bool> stop = false;
+  predict.watch.stop = &stop;
+  predict.watch.hears = [&](const std::string& text) {
+    heard.push_back(text);
+    // Once the chains walk, it is enough.
+    if (text.find(": 0 of") == std::string::npos) stop = true;
+  };
+  ASSERT_TRUE(BestPlan(of, predict, {.proposals = 1'000'000}));
+  EXPECT_THAT(heard.back(),
+              MatchesRegex("planning for dgx-a100-80gb:2: [1-9][0-9]* of "
+                           "1000000 proposals, best step [0-9.]+ m?s"));
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 
 Scenario Tiny(std::vector<Setting> settings = {}) {
   Scenario scenario;
@@ -150,6 +151,50 @@ TEST(Scenario, OtherCountsKeepTheNetwork) {
   scenario.cluster = "dgx-a100-80gb@fat-tree:2";
   EXPECT_EQ(MakeCase(scenario, models)->cluster,
             *MakeCluster("dgx-a100-80gb:4x2@fat-tree:2"));
+}
+
+// Nodes of a mixture are unlike: which of them there are more of is not said.
+TEST(Scenario, AMixtureHasItsCountsInItsName) {
+  Scenario scenario = Tiny({{"device.memory", "40GB"}});
+  scenario.cluster = "a3-high:1+a3-mega:1";
+  ModelCache models;
+  EXPECT_EQ(MakeCase(scenario, models)->cluster.num_nodes(), 2);
+  for (const char* path : {"nodes", "gpus"}) {
+    scenario.settings = {{path, "2"}};
+    EXPECT_EQ(MakeCase(scenario, models).error().ToString(),
+              std::string(path) +
+                  ": the nodes of 'a3-high:1+a3-mega:1' are unlike: expected "
+                  "their numbers in the cluster's name alone");
+  }
+  scenario.settings.clear();
+  const auto grid = RunGrid(scenario, {*ParseAxis("nodes=1,2")}, {}, models);
+  ASSERT_FALSE(grid);
+  EXPECT_EQ(grid.error().code, ErrorCode::kInvalidInput);
+}
+
+// A rate is multiplied as it is, a count to a whole one: 8 heads become 12.
+TEST(Scenario, FactorsOfAModelsKeys) {
+  const auto set = [](const std::string& key, const std::string& value) {
+    ImportOptions options;
+    const Setting setting = {key, value};
+    EXPECT_TRUE(SetModelKeys(ExamplePath("models/gpt2-tiny/config.json"),
+                             {&setting, 1}, options));
+    return options.overrides.at(key).number;
+  };
+  EXPECT_DOUBLE_EQ(set("layer_norm_epsilon", "2x"), 2e-5);
+  EXPECT_EQ(set("n_head", "1.5x"), 12);
+  EXPECT_EQ(set("n_head", "1.51x"), 12);
+}
+
+// Without a profile it would change nothing and say nothing.
+TEST(Scenario, SlownessOfLinksIsOfMeasuredCollectives) {
+  const Case made = Made({{"link_types[*].slowness", "2"}});
+  EXPECT_EQ(made.cluster.link_types[0].slowness, 2);
+  EXPECT_THAT(
+      made.notes,
+      ElementsAre(AllOf(HasSubstr("link_types[*].slowness: "),
+                        HasSubstr("--profile"), HasSubstr("link.bandwidth"))));
+  EXPECT_TRUE(Made({{"device.slowness", "2"}}).notes.empty());
 }
 
 // What sensitivity improves is what the path of its name sets: rates by 2x,
@@ -360,6 +405,81 @@ TEST(Grid, AllCombinationsOnAnyThreads) {
   EXPECT_FALSE((*one)[0].prediction->evaluation.feasible());
   EXPECT_EQ((*one)[0].prediction->bottleneck, "memory capacity");
   EXPECT_TRUE((*one)[1].prediction->evaluation.feasible());
+}
+
+// zero=1 and sp=1 have no effect where there is one replica, or one tensor
+// rank.
+TEST(Grid, KeysWithoutEffectInACellAreDroppedThere) {
+  Scenario scenario = Tiny();
+  scenario.strategy = "tp=8,zero=1,sp=1";
+  GridOptions options;
+  options.predict.fast = true;
+  options.predict.sensitivity = false;
+  ModelCache models;
+  const std::vector<Axis> axes = {*ParseAxis("nodes=1,2"),
+                                  *ParseAxis("strategy.tp=1,8")};
+  const auto strict = RunGrid(scenario, axes, options, models);
+  ASSERT_TRUE(strict);
+  EXPECT_THAT((*strict)[1].problem, HasSubstr("zero=1 has no effect"));
+  scenario.drops_idle_keys = true;
+  const auto cells = RunGrid(scenario, axes, options, models);
+  ASSERT_TRUE(cells);
+  for (const Cell& cell : *cells) EXPECT_TRUE(cell.prediction) << cell.problem;
+  EXPECT_THAT((*cells)[0].notes,
+              ElementsAre("without sp=1, which has no effect: needs tp of at "
+                          "least 2"));
+  EXPECT_THAT((*cells)[1].notes,
+              ElementsAre(HasSubstr("without zero=1, which has no effect: ")));
+  EXPECT_TRUE((*cells)[3].notes.empty());
+  EXPECT_EQ((*cells)[3].prediction->evaluation,
+            (*strict)[3].prediction->evaluation);
+  // What cannot be laid out still cannot.
+  scenario.strategy = "tp=3,zero=1";
+  EXPECT_THAT(RunGrid(scenario, {}, options, models)->front().problem,
+              HasSubstr("does not divide"));
+  // Of 16 devices a failure leaves one replica.
+  scenario.strategy = "tp=8,zero=1";
+  scenario.failed = {"node1"};
+  Case made = *MakeCase(scenario, models);
+  EXPECT_TRUE(PlanOf(made));
+  EXPECT_THAT(made.notes.back(), HasSubstr("without zero=1"));
+}
+
+TEST(Grid, StochasticRoundingIsOfBf16) {
+  Scenario scenario = Tiny();
+  GridOptions options;
+  options.predict.fast = true;
+  options.predict.training.stochastic_rounding = true;
+  ModelCache models;
+  const auto cells =
+      RunGrid(scenario, {*ParseAxis("dtype=bf16,fp32")}, options, models);
+  ASSERT_TRUE(cells);
+  EXPECT_TRUE((*cells)[0].prediction) << (*cells)[0].problem;
+  EXPECT_THAT((*cells)[1].problem,
+              HasSubstr("stochastic rounding is of parameters in bf16, and "
+                        "these are in fp32"));
+}
+
+// Who waits hears how many cells are done, and what the others are at.
+TEST(Grid, ProgressCountsCellsAndSaysTheBestSoFar) {
+  std::vector<std::string> heard;
+  GridOptions options;
+  options.predict.fast = true;
+  options.predict.sensitivity = false;
+  options.predict.watch.hears = [&](const std::string& text) {
+    heard.push_back(text);
+  };
+  options.replan = {.proposals = 2000};
+  ModelCache models;
+  Scenario scenario = Tiny();
+  scenario.strategy.reset();
+  ASSERT_TRUE(RunGrid(scenario, {*ParseAxis("nodes=1,2")}, options, models));
+  ASSERT_GE(heard.size(), 2U);
+  EXPECT_EQ(heard.back(), "2 of 2 cells are done");
+  EXPECT_THAT(heard, ::testing::Contains("1 of 2 cells are done"));
+  EXPECT_THAT(heard, ::testing::Contains(MatchesRegex(
+                         "1 of 2 cells are done; planning for dgx-a100-80gb:2: "
+                         "[0-9]+ of 2000 proposals, best step .* m?s")));
 }
 
 TEST(Grid, WhatDoesNotDivideIsTheCellsProblem) {

@@ -1,0 +1,151 @@
+#include "costmodel/evaluate/memory_check.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "costmodel/memory/overhead.h"
+#include "costmodel/memory/peak_memory.h"
+#include "planner/base/format.h"
+
+namespace tessera {
+namespace {
+
+// Of the smallest device of a set.
+Bytes LeastMemory(const Cluster& cluster, const DeviceSet& set) {
+  Bytes least = cluster.TypeOf(set.devices[0]).memory;
+  for (DeviceId device : set.devices) {
+    least = std::min(least, cluster.TypeOf(device).memory);
+  }
+  return least;
+}
+
+void CheckDevices(const LoweringFacts& facts, const Plan& plan, bool may_lower,
+                  Evaluation& result) {
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  AddOverheads(facts, plan, sets, result.memory);
+  for (const DeviceSet& set : sets) {
+    for (DeviceId device : set.devices) {
+      const DeviceType& type = facts.cluster.TypeOf(device);
+      if (type.Peak(facts.graph.dtype).value > 0) continue;
+      result.violations.push_back("group " + set.name + ": " + type.name +
+                                  " does not compute in " +
+                                  std::string(NameOf(facts.graph.dtype)));
+      break;
+    }
+  }
+  const auto check = [&](const DeviceSet& set, const MemoryUse& use,
+                         Bytes memory) {
+    if (use.total <= memory) return;
+    result.overflow = Max(result.overflow, use.total - memory);
+    const auto largest = std::max_element(use.parts.begin(), use.parts.end());
+    result.violations.push_back(
+        "group " + set.name + ": needs " + FormatBytes(use.total) + " of " +
+        FormatBytes(memory) + " per device, " +
+        FormatBytes(use.total - memory) + " too much; largest: " +
+        std::string(
+            NameOf(static_cast<MemoryCategory>(largest - use.parts.begin()))) +
+        " " + FormatBytes(*largest));
+  };
+  // The fullest device counts, but where shares are unequal smaller devices may
+  // have less.
+  bool all_fit = true;
+  std::vector<Bytes> least;
+  for (size_t s = 0; s < sets.size(); ++s) {
+    least.push_back(LeastMemory(facts.cluster, sets[s]));
+    all_fit = all_fit && result.memory[s].total <= least[s];
+  }
+  if (all_fit) return;
+  const bool uneven =
+      std::ranges::any_of(plan.groups, [](const DeviceGroup& group) {
+        return group.IsUneven(group.all_axes());
+      });
+  if (!uneven || !may_lower) {
+    for (size_t s = 0; s < sets.size(); ++s) {
+      check(sets[s], result.memory[s], least[s]);
+    }
+    return;
+  }
+  const TaskGraph tasks = Lower(facts, plan);
+  const std::vector<DeviceSet> kinds = DeviceKinds(facts.cluster, tasks);
+  std::vector<DeviceId> devices;  // one of each kind
+  for (const DeviceSet& kind : kinds) devices.push_back(kind.devices[0]);
+  std::vector<MemoryUse> memory = PeakMemoryOf(tasks, devices);
+  AddOverheads(facts, plan, kinds, memory);
+  for (size_t k = 0; k < kinds.size(); ++k) {
+    check(kinds[k], memory[k], LeastMemory(facts.cluster, kinds[k]));
+  }
+}
+
+// What the ranks of a node keep beside their devices fits into its host. Where
+// the devices are the host's cores, what they compute with lies there, too.
+void CheckHosts(const Cluster& cluster, const Plan& plan, Evaluation& result) {
+  if (!cluster.host) return;
+  std::vector<Bytes> memory(static_cast<size_t>(cluster.num_nodes()));
+  std::vector<Bytes> storage(memory.size());
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    for (DeviceId device : sets[s].devices) {
+      const auto node =
+          static_cast<size_t>(cluster.devices[device.index()].node);
+      if (cluster.TypeOf(device).shared_memory) {
+        memory[node] += result.memory[s].total;
+      }
+      if (result.host_memory.empty()) continue;
+      memory[node] += result.host_memory[s].total;
+      storage[node] += result.file_memory[s].total;
+    }
+  }
+  const auto check = [&](const std::vector<Bytes>& needed, Bytes has,
+                         std::string_view what) {
+    const auto most = std::max_element(needed.begin(), needed.end());
+    if (*most <= has) return;
+    result.overflow = Max(result.overflow, *most - has);
+    result.violations.push_back(
+        "host of node " + std::to_string(most - needed.begin()) + ": needs " +
+        FormatBytes(*most) + " of " + FormatBytes(has) + " of " +
+        std::string(what) + ", " + FormatBytes(*most - has) + " too much");
+  };
+  check(memory, cluster.host->memory, "memory");
+  check(storage, cluster.host->storage, "storage");
+}
+
+}  // namespace
+
+std::vector<DeviceSet> DeviceKinds(const Cluster& cluster,
+                                   const TaskGraph& tasks) {
+  std::vector<DeviceSet> parts;
+  for (const DeviceSet& set : AlikeDevices(tasks)) {
+    std::map<int, DeviceSet> by_type;
+    for (DeviceId device : set.devices) {
+      DeviceSet& part = by_type[cluster.devices[device.index()].type];
+      part.devices.push_back(device);
+    }
+    for (auto& [type, part] : by_type) {
+      part.name = set.name;
+      part.groups = set.groups;
+      parts.push_back(std::move(part));
+    }
+  }
+  return parts;
+}
+
+void AddOverheads(const LoweringFacts& facts, const Plan& plan,
+                  const std::vector<DeviceSet>& sets,
+                  std::vector<MemoryUse>& memory) {
+  if (facts.cluster.stack.memory == StackMemory()) return;
+  for (size_t s = 0; s < sets.size(); ++s) {
+    AddOverhead(facts.cluster.stack, facts.options, facts.graph.dtype, plan,
+                sets[s], memory[s]);
+  }
+}
+
+void CheckMemoryFits(const LoweringFacts& facts, const Plan& plan,
+                     bool may_lower, Evaluation& result) {
+  CheckDevices(facts, plan, may_lower, result);
+  CheckHosts(facts.cluster, plan, result);
+}
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+#pragma once
+// Whether a plan fits the memory of its devices and hosts.
+
+#include <vector>
+
+#include "planner/ir/cluster.h"
+#include "planner/lower/lower.h"
+#include "planner/lower/task_graph.h"
+#include "planner/plan/evaluation.h"
+#include "planner/plan/plan.h"
+#include "planner/plan/stages.h"
+
+namespace tessera {
+
+// AlikeDevices (memory/peak_memory.h), parted into devices of one type.
+std::vector<DeviceSet> DeviceKinds(const Cluster& cluster,
+                                   const TaskGraph& tasks);
+
+// What the stack takes beside the values (memory/overhead.h): of one device of
+// each set.
+void AddOverheads(const LoweringFacts& facts, const Plan& plan,
+                  const std::vector<DeviceSet>& sets,
+                  std::vector<MemoryUse>& memory);
+
+// Adds that to the memory of a result, and to its violations and overflow what
+// does not fit. The fullest device counts, but where shares are unequal smaller
+// devices may have less: that is looked at, if the plan may be lowered for it.
+void CheckMemoryFits(const LoweringFacts& facts, const Plan& plan,
+                     bool may_lower, Evaluation& result);
+
+}  // namespace tessera
