@@ -20,7 +20,8 @@ Result<void> ShareProducts(std::string choices, std::string_view path,
 
 // Of each product that a rank names as untuned the lowest such rank times the
 // algorithms, and all adopt what it chooses. Where that fails, as without the
-// memory for it, all go on without a choice. REQUIRES: the work of all ranks has ended.
+// memory for it, all go on without a choice. REQUIRES: the work of all ranks
+// has ended.
 Result<void> AgreeOnProducts(const std::vector<MatMulKey>& untuned,
                              ProductTuner& tuner, HostMessages all);
 

@@ -76,9 +76,10 @@ struct TrainingJob {
   // queues.
   bool graphs = false;
   // Whether algorithms of products are timed, between the step that first runs
-  // them and the next one, or of validation's behind the next one; and those that were chosen before
-  // (TrainingResult::products), of which rank 0's count, with the file's name
-  // for errors. No effect on devices whose products have one algorithm.
+  // them and the next one, or of validation's behind the next one; and those
+  // that were chosen before (TrainingResult::products), of which rank 0's
+  // count, with the file's name for errors. No effect on devices whose products
+  // have one algorithm.
   bool tune = false;
   std::string products;
   std::string products_path;

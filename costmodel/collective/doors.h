@@ -29,11 +29,12 @@ std::vector<std::vector<int>> DoorsInTurn(const std::vector<HostRanks>& hosts);
 // graph/search.cc and init.cc.)
 //
 // A door is a rank that for one of its NICs is the first by how few NICs it
-// goes by, then by how near these are, and as few rings as possible have one door: so of two GPUs that have one NIC left
-// between them one is none. Where it changes nothing of this ring r enters
-// every host at the same position, hence on the same rail: at that of the host
-// with the fewest NICs, and there at position r. In turn where direct links
-// make the order, since a ring's two ends go together there.
+// goes by, then by how near these are, and as few rings as possible have one
+// door: so of two GPUs that have one NIC left between them one is none. Where
+// it changes nothing of this ring r enters every host at the same position,
+// hence on the same rail: at that of the host with the fewest NICs, and there
+// at position r. In turn where direct links make the order, since a ring's two
+// ends go together there.
 std::vector<std::vector<int>> DealtDoors(const std::vector<HostRanks>& hosts);
 
 }  // namespace tessera

@@ -28,11 +28,11 @@ MessageChannels FindMessageChannels(const TaskGraph& tasks);
 // An order of all tasks for ranks whose sends in channels wait for their
 // receives (CheckOrder's hand their messages over and go on), or nothing where
 // there is none. Streams and dependencies follow it, and a send in a channel
-// stands directly before its receive. So ranks that each take their tasks in this order never
-// wait for each other in a circle, whatever else of theirs they wait for before
-// a task: memory, or all that one graph replays. Of the tasks that are not
-// done, the first and, if it is a send in a channel, its receive wait for
-// nothing.
+// stands directly before its receive. So ranks that each take their tasks in
+// this order never wait for each other in a circle, whatever else of theirs
+// they wait for before a task: memory, or all that one graph replays. Of the
+// tasks that are not done, the first and, if it is a send in a channel, its
+// receive wait for nothing.
 //
 // What a rank computes and exchanges in groups stays in issue order. Messages
 // do, too, until all ranks stand still, as where two send to each other before
