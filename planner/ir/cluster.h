@@ -179,10 +179,10 @@ DeviceId AddDevice(Cluster& cluster, int type, int node, std::string name);
 // nothing else is wrong), nodes not contiguous. Empty when valid. Each error's
 // `where` names the field, such as "link_types[1].bandwidth".
 //
-// Bounds lie far outside of any machine, so that all times are finite and can
-// be counted in picoseconds: peaks in [1e9, 1e21] operations/s (or 0),
-// bandwidths in [1e6, 1e18] bytes/s, memory and storage up to 1e18 bytes,
-// latencies up to 1 s, slowness in [1e-3, 1e6], efficiencies in (0, 1].
+// Bounds lie far outside of any machine, so that all times are finite counts of
+// picoseconds: peaks in [1e9, 1e21] operations/s (or 0), bandwidths in [1e6,
+// 1e18] bytes/s, memory and storage up to 1e18 bytes, latencies up to 1 s,
+// launches up to 10 ms, slowness in [1e-3, 1e6], efficiencies in (0, 1].
 std::vector<Error> Validate(const Cluster& cluster);
 
 }  // namespace tessera
