@@ -1,7 +1,6 @@
 #include "costmodel/evaluate/one_switch.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <set>
 #include <utility>
@@ -13,35 +12,37 @@ namespace tessera {
 
 std::optional<Cluster> OnOneSwitch(const Cluster& cluster) {
   const Router router(cluster);
-  Cluster out = cluster;
-  out.links.clear();
-  std::optional<VertexId> hub;
-  // Of each host: where its links end, in their order.
+  // Of each host: where its links to the network end, in their order.
   std::vector<std::vector<VertexId>> ends(
       static_cast<size_t>(cluster.num_nodes()));
   std::set<std::pair<VertexId, bool>> joined;
   for (const Link& link : cluster.links) {
     const int from = router.NodeOf(link.from);
     const int to = router.NodeOf(link.to);
-    if (from < 0 && to < 0) continue;
-    if (from == to) {
-      out.links.push_back(link);
-      continue;
-    }
+    if (from == to) continue;
     if (from >= 0 && to >= 0) return std::nullopt;
     const bool leaves = from >= 0;
-    const VertexId end = leaves ? link.to : link.from;
-    if (!hub) hub = end;
-    ends[static_cast<size_t>(leaves ? from : to)].push_back(end);
+    ends[static_cast<size_t>(leaves ? from : to)].push_back(leaves ? link.to
+                                                                   : link.from);
     if (!joined.emplace(leaves ? link.from : link.to, leaves).second) {
       return std::nullopt;
     }
-    Link& direct = out.links.emplace_back(link);
-    (leaves ? direct.to : direct.from) = *hub;
   }
   const bool same = std::ranges::all_of(
       ends, [&](const std::vector<VertexId>& e) { return e == ends[0]; });
   if (same) return std::nullopt;
+
+  Cluster out = cluster;
+  std::erase_if(out.links, [&](const Link& link) {
+    return router.NodeOf(link.from) < 0 && router.NodeOf(link.to) < 0;
+  });
+  const auto ended = std::ranges::find_if(
+      ends, [](const std::vector<VertexId>& e) { return !e.empty(); });
+  const VertexId hub = ended->front();
+  for (Link& link : out.links) {
+    if (router.NodeOf(link.from) < 0) link.from = hub;
+    if (router.NodeOf(link.to) < 0) link.to = hub;
+  }
   return out;
 }
 
