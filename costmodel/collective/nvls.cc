@@ -6,12 +6,6 @@ namespace {
 
 constexpr int kTrees = 2;
 
-int DoorRank(const CollectiveGroup& group, size_t host, int door) {
-  const auto position =
-      static_cast<size_t>(group.doors[host][static_cast<size_t>(door)]);
-  return group.node_rings[host][0][position];
-}
-
 // The k-th door of each host sums chunks k * per_rank, k * per_rank + 1, ...,
 // or hands them out.
 Round InSwitch(const CollectiveGroup& group, int per_rank, bool reduce) {
@@ -59,14 +53,11 @@ Rounds NvlsTreeRounds(CommKind, const CollectiveGroup& group) {
   const auto doors = static_cast<int>(group.doors[0].size());
   out.chunks = doors * kTrees;
   out.whole_pieces = true;
-  const auto head = [&](size_t host, int chain) {
-    return DoorRank(group, host, chain);
-  };
   for (int k = 0; k < doors; ++k) {
-    out.owner.insert(out.owner.end(), kTrees, head(0, k));
+    out.owner.insert(out.owner.end(), kTrees, DoorRank(group, 0, k));
   }
   out.rounds.push_back(InSwitch(group, kTrees, true));
-  for (Round& round : TreesAcrossHosts(group, kTrees, head)) {
+  for (Round& round : TreesAcrossHosts(group, kTrees)) {
     out.rounds.push_back(std::move(round));
   }
   out.rounds.push_back(InSwitch(group, kTrees, false));

@@ -43,16 +43,13 @@ Rounds TreeRounds(const CollectiveGroup& group, int trees) {
   Rounds out;
   out.chunks = ChainsOf(group) * trees;
   out.whole_pieces = true;
-  const auto head = [&](size_t host, int chain) {
-    return ChainRank(group, host, chain, 0);
-  };
   for (int c = 0; c < out.chunks; ++c) {
-    out.owner.push_back(head(0, c / trees));
+    out.owner.push_back(DoorRank(group, 0, c / trees));
   }
   for (int i = local - 1; i > 0; --i) {
     out.rounds.push_back(AlongChains(group, trees, i, i - 1, true));
   }
-  for (Round& round : TreesAcrossHosts(group, trees, head)) {
+  for (Round& round : TreesAcrossHosts(group, trees)) {
     out.rounds.push_back(std::move(round));
   }
   for (int i = 0; i + 1 < local; ++i) {
@@ -85,9 +82,11 @@ int Parent(int tree, int i, int hosts) {
 
 }  // namespace
 
-std::vector<Round> TreesAcrossHosts(
-    const CollectiveGroup& group, int trees,
-    const std::function<int(size_t host, int chain)>& head) {
+int DoorRank(const CollectiveGroup& group, size_t host, int door) {
+  return ChainRank(group, host, door, 0);
+}
+
+std::vector<Round> TreesAcrossHosts(const CollectiveGroup& group, int trees) {
   const int hosts = static_cast<int>(group.nodes.size());
   const int chains = static_cast<int>(group.doors[0].size());
   std::vector<Round> up;  // by the sender's depth, less one
@@ -100,8 +99,8 @@ std::vector<Round> TreesAcrossHosts(
       if (up.size() < depth) up.resize(depth);
       for (int chain = 0; chain < chains; ++chain) {
         up[depth - 1].sends.push_back(
-            {.from = head(static_cast<size_t>(host), chain),
-             .to = head(static_cast<size_t>(parent), chain),
+            {.from = DoorRank(group, static_cast<size_t>(host), chain),
+             .to = DoorRank(group, static_cast<size_t>(parent), chain),
              .base = chain * trees + tree});
       }
     }

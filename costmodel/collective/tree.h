@@ -1,19 +1,20 @@
 #pragma once
 // Binary trees across the hosts of a group.
 
-#include <functional>
+#include <cstddef>
 #include <vector>
 
 #include "costmodel/collective/algorithms.h"
 
 namespace tessera {
 
+// The rank that is this door (CollectiveGroup::doors) of a host.
+int DoorRank(const CollectiveGroup& group, size_t host, int door);
+
 // One round for each level, sums going up and then results coming down, between
-// head(host, chain) of each host. Chunk chain * trees + t goes along tree t; of
-// two trees the inner hosts of one are leaves of the other.
+// the hosts' doors. Chunk door * trees + t goes along tree t; of two trees the
+// inner hosts of one are leaves of the other.
 // REQUIRES: hosts of equal size; `trees` is 1 or 2.
-std::vector<Round> TreesAcrossHosts(
-    const CollectiveGroup& group, int trees,
-    const std::function<int(size_t host, int chain)>& head);
+std::vector<Round> TreesAcrossHosts(const CollectiveGroup& group, int trees);
 
 }  // namespace tessera
