@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -208,10 +209,15 @@ class CostsOfReplica {
                          : ProgramKind::kBackward),
         context_(*setting.facts, plan),
         programs_(context_),
-        templates_(shapes_.size()),
-        exchanges_(shapes_.size()),
-        tied_(TiedTensors(graph_)) {
-    MakeTemplates(comm);
+        priced_(shapes_.size()),
+        tied_(TiedTensors(graph_)),
+        elsewhere_(GroupsElsewhere()) {
+    for (const DeviceGroup& group : elsewhere_) {
+      classes_.push_back(pricer_.ClassOf(group));
+    }
+    for (size_t b = 0; b < shapes_.size(); ++b) {
+      if (IsAround(b)) MakeTemplates(b, comm);
+    }
     for (size_t b = 0; b < shapes_.size(); ++b) {
       for (const TemplateBinding& e :
            program(b, ProgramKind::kForward).exports) {
@@ -225,6 +231,7 @@ class CostsOfReplica {
   std::vector<BlockCost> Find() {
     std::vector<BlockCost> costs(shapes_.size());
     for (size_t b = 0; b < costs.size(); ++b) {
+      if (!Stands(b)) continue;
       SetPassages(b, costs[b]);
       costs[b].update = ComputeOf(program(b, ProgramKind::kNorm)) +
                         ComputeOf(program(b, ProgramKind::kUpdate));
@@ -232,12 +239,27 @@ class CostsOfReplica {
       SetKept(b, costs[b]);
       SetStored(b, costs[b]);
     }
+    for (size_t b = 0; b < setting_.stands.size(); ++b) {
+      if (!Stands(b)) costs[b] = costs[static_cast<size_t>(setting_.stands[b])];
+    }
     return costs;
   }
 
  private:
+  bool Stands(size_t b) const {
+    return setting_.stands.empty() || setting_.stands[b] == static_cast<int>(b);
+  }
+  // Whether a block's programs, or those of its neighbours, are asked for.
+  bool IsAround(size_t b) const {
+    return Stands(b) || (b > 0 && Stands(b - 1)) ||
+           (b + 1 < shapes_.size() && Stands(b + 1));
+  }
+
+  // Of blocks that are not asked for they are empty.
   const TemplateProgram& program(size_t b, ProgramKind kind) const {
-    return templates_[b][static_cast<size_t>(kind)];
+    static const TemplateProgram kEmpty;
+    return priced_[b] ? priced_[b]->templates[static_cast<size_t>(kind)]
+                      : kEmpty;
   }
 
   Port PortOf(size_t b, const TemplatePort& port) const {
@@ -268,38 +290,33 @@ class CostsOfReplica {
 
   // Of exchanges each replica pays what the luckiest pays, or without `comm`
   // nothing.
-  void MakeTemplates(bool comm) {
-    const std::vector<DeviceGroup> elsewhere = GroupsElsewhere();
-    std::vector<int> classes;
-    for (const DeviceGroup& group : elsewhere) {
-      classes.push_back(pricer_.ClassOf(group));
-    }
+  void MakeTemplates(size_t b, bool comm) {
     std::vector<ProgramKind> kinds = {ProgramKind::kForward, ProgramKind::kNorm,
                                       ProgramKind::kUpdate, backward_};
     if (splits_) kinds.push_back(ProgramKind::kBackwardWeight);
-    for (size_t b = 0; b < shapes_.size(); ++b) {
-      const auto block = static_cast<int>(b);
-      for (ProgramKind kind : kinds) {
-        const auto k = static_cast<size_t>(kind);
-        TemplateProgram& made = templates_[b][k];
-        made = MakeTemplate(pricer_, programs_, block, shapes_[b], kind);
-        const BlockProgram& lowered = programs_.Of(block, kind);
-        exchanges_[b][k].resize(made.tasks.size());
-        for (size_t t = 0; t < made.tasks.size(); ++t) {
-          const Task& task = lowered.tasks[t];
-          if (task.kind != TaskKind::kComm) continue;
-          exchanges_[b][k][t] = true;
-          Duration& duration = made.tasks[t].cost.duration;
-          if (!comm) duration = {};
-          for (size_t g = 0; comm && g < elsewhere.size(); ++g) {
-            TaskView view;
-            view.task = &task;
-            view.values = lowered.values;
-            view.group = &elsewhere[g];
-            view.group_class = classes[g];
-            view.zigzag = plan_.zigzag;
-            duration = std::min(duration, pricer_.Price(view).duration);
-          }
+    const auto block = static_cast<int>(b);
+    priced_[b] = std::make_unique<Priced>();
+    for (ProgramKind kind : kinds) {
+      const auto k = static_cast<size_t>(kind);
+      TemplateProgram& made = priced_[b]->templates[k];
+      std::vector<bool>& exchanges = priced_[b]->exchanges[k];
+      made = MakeTemplate(pricer_, programs_, block, shapes_[b], kind);
+      const BlockProgram& lowered = programs_.Of(block, kind);
+      exchanges.resize(made.tasks.size());
+      for (size_t t = 0; t < made.tasks.size(); ++t) {
+        const Task& task = lowered.tasks[t];
+        if (task.kind != TaskKind::kComm) continue;
+        exchanges[t] = true;
+        Duration& duration = made.tasks[t].cost.duration;
+        if (!comm) duration = {};
+        for (size_t g = 0; comm && g < elsewhere_.size(); ++g) {
+          TaskView view;
+          view.task = &task;
+          view.values = lowered.values;
+          view.group = &elsewhere_[g];
+          view.group_class = classes_[g];
+          view.zigzag = plan_.zigzag;
+          duration = std::min(duration, pricer_.Price(view).duration);
         }
       }
     }
@@ -335,7 +352,7 @@ class CostsOfReplica {
       const int output = BufferOf(p.exports, shapes_[b], sent);
       within = PassageOf(p, input, output, nullptr);
       out = PassageOf(p, input, output,
-                      &exchanges_[b][static_cast<size_t>(kind)]);
+                      &priced_[b]->exchanges[static_cast<size_t>(kind)]);
       bytes = SentBytes(sent);
     };
     pass(ProgramKind::kForward, b - 1, b + 1, cost.forward, cost.forward_out,
@@ -379,7 +396,7 @@ class CostsOfReplica {
   // Parameters, gradients and states that no block before it has.
   void SetStored(size_t b, BlockCost& cost) {
     std::set<TensorId> exchanged;
-    for (const TemplateProgram& p : templates_[b]) {
+    for (const TemplateProgram& p : priced_[b]->templates) {
       for (const TemplateBinding& binding : p.imports) {
         const auto& buffer = p.buffers[static_cast<size_t>(binding.buffer)];
         const Port at = PortOf(b, binding.port);
@@ -424,11 +441,16 @@ class CostsOfReplica {
   const ProgramKind backward_;
   const LoweringContext context_;
   Programs programs_;
-  // By block and kind; those that are not looked at are empty.
-  std::vector<std::array<TemplateProgram, kProgramKinds>> templates_;
-  // Of their tasks, which are exchanges.
-  std::vector<std::array<std::vector<bool>, kProgramKinds>> exchanges_;
+  // By kind; those that are not looked at are empty.
+  struct Priced {
+    std::array<TemplateProgram, kProgramKinds> templates;
+    // Of their tasks, which are exchanges.
+    std::array<std::vector<bool>, kProgramKinds> exchanges;
+  };
+  std::vector<std::unique_ptr<Priced>> priced_;  // by block
   const std::set<TensorId> tied_;
+  const std::vector<DeviceGroup> elsewhere_;
+  std::vector<int> classes_;  // of these
   // Of what forward leaves the block and the buffer that has it.
   std::map<Port, std::pair<size_t, int>> produced_;
   std::set<std::pair<size_t, int>> kept_;

@@ -62,6 +62,9 @@ struct ReplicaSetting {
   const Pricer* pricer = nullptr;
   const LoweringFacts* facts = nullptr;  // of the same graph
   int host_size = 0;  // devices of a host; all hosts are alike
+  // By block the one whose costs it gets: a block stands for itself, or for
+  // others. Empty: each for itself.
+  std::span<const int> stands;
 };
 
 // By block of the index's graph; empty where the strategy has no plan. Of

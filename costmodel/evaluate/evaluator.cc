@@ -35,6 +35,9 @@ constexpr int64_t kMoreExplained = 2;
 // takes up to a tenth of a second.
 constexpr int64_t kLessQuick = 20;
 
+// Tables of so many unlike blocks take some 20 ms each.
+constexpr int64_t kMostBounded = 256;
+
 // So many operators, each of every microbatch, take a few milliseconds to
 // simulate (docs/search.md): no longer than what folds.
 constexpr int64_t kSimulatedFreely = 500;
@@ -192,6 +195,9 @@ Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
       options_(options),
       most_simulated_(most_simulated),
       facts_(graph, cluster, options),
+      index_(cluster.stack.memory.communicator > Bytes{}
+                 ? std::make_unique<const GraphIndex>(graph)
+                 : nullptr),
       pricer_(graph, cluster, profile, PricerOptionsOf(options)),
       forms_(FormsOf(facts_, pricer_)) {}
 
@@ -694,7 +700,8 @@ Evaluation Evaluator::SimulateAnew(const Plan& plan) const {
     result.file_memory = PeakMemory(tasks, MemoryTier::kFile);
   }
   result.sources = Shares(time);
-  CheckMemoryFits(facts_, plan, OperatorsOf(plan) <= most_simulated_, result);
+  CheckMemoryFits(facts_, index_.get(), plan,
+                  OperatorsOf(plan) <= most_simulated_, result);
   return result;
 }
 
@@ -770,7 +777,8 @@ Evaluation Evaluator::EvaluateChange(
   }
   if (Total(time) > kLongest) return TooLong(plan, time);
   result.sources = Shares(time);
-  CheckMemoryFits(facts_, plan, OperatorsOf(plan) <= most_simulated_, result);
+  CheckMemoryFits(facts_, index_.get(), plan,
+                  OperatorsOf(plan) <= most_simulated_, result);
   basis = now;
   return result;
 }
@@ -798,16 +806,36 @@ Score Evaluator::BoundUniform(const GraphIndex& index, const Strategy& strategy,
   return Bounds().Of(index, strategy, bound);
 }
 
+std::optional<Score> Evaluator::EstimateUniform(const GraphIndex& index,
+                                                const Strategy& strategy,
+                                                Bound bound) const {
+  const UniformBound* const estimates = Estimates();
+  if (estimates == nullptr) return std::nullopt;
+  const Score score = estimates->Of(index, strategy, bound);
+  // A bound of no time is of what tables do not know.
+  if (score.step_time == Duration{}) return std::nullopt;
+  return score;
+}
+
 std::vector<LayerCost> Evaluator::LayerCosts(const Strategy& strategy) const {
-  return Bounds().LayerCosts(strategy);
+  const UniformBound* const estimates = Estimates();
+  return (estimates != nullptr ? *estimates : Bounds()).LayerCosts(strategy);
 }
 
 const UniformBound& Evaluator::Bounds() const {
   std::call_once(bound_made_, [&] {
     bound_ = std::make_unique<const UniformBound>(graph_, cluster_, profile_,
                                                   options_);
+    if (bound_->blocks() <= kMostBounded) return;
+    estimate_ = std::make_unique<const UniformBound>(
+        graph_, cluster_, profile_, options_, UniformBound::Blocks::kSample);
   });
   return *bound_;
+}
+
+const UniformBound* Evaluator::Estimates() const {
+  Bounds();
+  return estimate_.get();
 }
 
 int64_t Evaluator::OperatorsOf(const Plan& plan) const {
@@ -869,7 +897,7 @@ void Evaluator::AddStep(const Plan& plan, const TaskGraph& tasks,
     result.devices.push_back({alike.name, alike.devices, {}, {}, {}});
   }
   auto memory = PeakMemoryOf(tasks, devices);
-  AddOverheads(facts_, plan, kinds, memory);
+  AddOverheads(facts_, index_.get(), plan, kinds, memory);
   const auto host = PeakMemoryOf(tasks, devices, MemoryTier::kHost);
   const auto file = PeakMemoryOf(tasks, devices, MemoryTier::kFile);
   for (size_t i = 0; i < devices.size(); ++i) {

@@ -36,6 +36,7 @@
 #include "costmodel/profile/profile_db.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
+#include "planner/plan/graph_index.h"
 #include "planner/plan/plan.h"
 #include "planner/plan/stages.h"
 #include "planner/schedule/pipeline_schedule.h"
@@ -83,6 +84,10 @@ class Evaluator : public Objective {
   // See uniform_bound.h.
   Score BoundUniform(const GraphIndex& index, const Strategy& strategy,
                      Bound bound) const override;
+  // Of graphs with so many unlike blocks that bounds take as long as prices.
+  std::optional<Score> EstimateUniform(const GraphIndex& index,
+                                       const Strategy& strategy,
+                                       Bound bound) const override;
   std::vector<LayerCost> LayerCosts(const Strategy& strategy) const override;
 
   // As Evaluate, with the breakdown of the bottleneck group and the memory of
@@ -213,6 +218,7 @@ class Evaluator : public Objective {
   const TrainingOptions options_;
   const int64_t most_simulated_;
   const LoweringFacts facts_;
+  const std::unique_ptr<const GraphIndex> index_;  // where AddOverheads asks it
   const Pricer pricer_;
   const std::vector<int> forms_;  // FormsOf
 
@@ -261,8 +267,11 @@ class Evaluator : public Objective {
       simulations_;
   mutable size_t simulations_size_ = 0;
   const UniformBound& Bounds() const;
+  // Null where bounds do.
+  const UniformBound* Estimates() const;
   mutable std::once_flag bound_made_;
   mutable std::unique_ptr<const UniformBound> bound_;
+  mutable std::unique_ptr<const UniformBound> estimate_;
   mutable std::mutex orders_mutex_;
   mutable std::map<std::pair<std::string, PipelineShape>,
                    std::shared_ptr<const Order>>

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "costmodel/evaluate/all_reduce.h"
+#include "costmodel/evaluate/block_sample.h"
 #include "costmodel/evaluate/one_switch.h"
 #include "planner/base/rng.h"
 #include "planner/lower/accumulation.h"
@@ -108,10 +109,12 @@ size_t UniformBound::KeyHash::operator()(const Key& key) const {
 
 UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
                            const ProfileDb* profile,
-                           const TrainingOptions& options)
+                           const TrainingOptions& options, Blocks blocks)
     : one_switch_(OnOneSwitch(cluster)),
       cluster_(one_switch_ ? *one_switch_ : cluster),
       short_(Shorten(graph)),
+      stands_(blocks == Blocks::kSample ? SampleBlocks(short_.graph)
+                                        : std::vector<int>()),
       index_(short_.graph),
       facts_(short_.graph, cluster_, options),
       shapes_(ShapesOf(short_.graph, Plan().prefetch)),
@@ -373,8 +376,9 @@ const UniformBound::BlockCosts& UniformBound::CostsOf(const Strategy& strategy,
                                                       bool splits) const {
   const bool comm = IsInnermost(strategy);
   return blocks_.Keep(KeyOf(strategy, comm, splits), [&] {
-    return CostsOfBlocks({&index_, shapes_, &pricer_, &facts_, host_size_},
-                         strategy, comm, splits);
+    return CostsOfBlocks(
+        {&index_, shapes_, &pricer_, &facts_, host_size_, stands_}, strategy,
+        comm, splits);
   });
 }
 

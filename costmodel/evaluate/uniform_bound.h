@@ -81,10 +81,16 @@
 // clusters of unlike hosts or devices: these have the bound of no time and no
 // memory.
 //
+// Estimates. Of a graph of many unlike blocks tables take as long as prices. Of
+// a sample of its blocks (block_sample.h), each in place of those around it,
+// they do not: then nothing here is a bound, but says which strategies to price
+// first.
+//
 // Thread-safe.
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -106,10 +112,17 @@ namespace tessera {
 
 class UniformBound {
  public:
+  // Bounds of all blocks, or estimates from a sample of them.
+  enum class Blocks { kAll, kSample };
+
   // `profile` may be null. `graph` is differentiated; the three outlive this,
   // unchanged.
   UniformBound(const Graph& graph, const Cluster& cluster,
-               const ProfileDb* profile, const TrainingOptions& options);
+               const ProfileDb* profile, const TrainingOptions& options,
+               Blocks blocks = Blocks::kAll);
+
+  // Blocks that tables have, one by one.
+  int64_t blocks() const { return std::ssize(short_.graph.blocks); }
 
   // `index` is of the constructor's graph.
   Score Of(const GraphIndex& index, const Strategy& strategy,
@@ -219,7 +232,8 @@ class UniformBound {
   const std::optional<Cluster> one_switch_;  // in place of its network
   const Cluster& cluster_;
   const ShortGraph short_;
-  const GraphIndex index_;  // of the short graph
+  const std::vector<int> stands_;  // SampleBlocks of it, or empty
+  const GraphIndex index_;         // of the short graph
   const LoweringFacts facts_;
   const std::vector<BlockShape> shapes_;
   Pricer pricer_;

@@ -132,7 +132,7 @@ std::optional<Candidate> BestOf(const BaselineRow& row,
                                 const std::function<bool()>& stop) {
   const auto may_fit = [&](const Strategy& strategy) {
     return objective
-        .BoundUniform(space.index, strategy, Objective::Bound::kQuick)
+        .GuessUniform(space.index, strategy, Objective::Bound::kQuick)
         .feasible;
   };
   std::optional<Candidate> best;

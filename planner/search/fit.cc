@@ -359,8 +359,8 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
   // By how long they may take: on the way from the bound without recomputation
   // to that with all of it as far as memory lacks, and a part of that, since
   // the operators that save most run first.
-  const auto bound = [&](const Strategy& strategy) {
-    return objective.BoundUniform(space.index, strategy,
+  const auto quick = [&](const Strategy& strategy) {
+    return objective.GuessUniform(space.index, strategy,
                                   Objective::Bound::kQuick);
   };
   const auto memory =
@@ -373,11 +373,11 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
         (strategies[i].pp > 1 && strategies[i].schedule != "1f1b")) {
       continue;
     }
-    const Score none = bound(strategies[i]);
+    const Score none = quick(strategies[i]);
     if (than.feasible && none.step_time >= than.step_time) continue;
     Strategy again = strategies[i];
     again.recompute = RecomputeLevel::kFull;
-    const Score full = bound(again);
+    const Score full = quick(again);
     if (!full.feasible) continue;
     const double lacks =
         std::min(1.0, static_cast<double>(none.overflow.value) / memory);
@@ -426,7 +426,7 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
   for (const auto& [guess, i] : guesses) {
     if (tried == 0 || stop()) break;
     if (than.feasible) {
-      const Score close = objective.BoundUniform(space.index, strategies[i],
+      const Score close = objective.GuessUniform(space.index, strategies[i],
                                                  Objective::Bound::kClose);
       if (close.step_time >= than.step_time) continue;
     }

@@ -110,6 +110,18 @@ class Objective {
   virtual Score BoundUniform(const GraphIndex&, const Strategy&, Bound) const {
     return {Duration{}, Bytes{}, /*feasible=*/true};
   }
+  // What such a bound would be, as far as a sample of the graph says: it may be
+  // better or worse than the score. Nothing where bounds are as quick to find.
+  virtual std::optional<Score> EstimateUniform(const GraphIndex&,
+                                               const Strategy&, Bound) const {
+    return std::nullopt;
+  }
+  // The estimate, or else the bound.
+  Score GuessUniform(const GraphIndex& index, const Strategy& strategy,
+                     Bound bound) const {
+    const auto estimate = EstimateUniform(index, strategy, bound);
+    return estimate ? *estimate : BoundUniform(index, strategy, bound);
+  }
   // By block, in a stage that runs the strategy without a pipeline (pp = 1) on
   // dp x tp x cp x ep neighbouring devices. Empty where that is not known.
   virtual std::vector<LayerCost> LayerCosts(const Strategy&) const {

@@ -84,6 +84,11 @@ class AllowedObjective : public Objective {
                      Bound bound) const override {
     return objective_.BoundUniform(index, strategy, bound);
   }
+  std::optional<Score> EstimateUniform(const GraphIndex& index,
+                                       const Strategy& strategy,
+                                       Bound bound) const override {
+    return objective_.EstimateUniform(index, strategy, bound);
+  }
   std::vector<LayerCost> LayerCosts(const Strategy& strategy) const override {
     return objective_.LayerCosts(strategy);
   }

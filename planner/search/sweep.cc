@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -28,86 +29,176 @@ bool Before(const Scored& a, const Scored& b) {
   return !Better(b.score, a.score) && a.number < b.number;
 }
 
+// In which strategies get their first bounds, where there may not be time for
+// all: those of the smallest microbatches, since what fits, if anything does,
+// is among them; of the middle ones; of those in the middle of each half; and
+// so on. Bounds of equal microbatches share tables.
+std::vector<size_t> GuessingOrder(const std::vector<Strategy>& strategies) {
+  std::vector<int> sizes;
+  for (const Strategy& strategy : strategies) sizes.push_back(strategy.mbs);
+  std::ranges::sort(sizes);
+  const auto repeated = std::ranges::unique(sizes);
+  sizes.erase(repeated.begin(), repeated.end());
+  // By the bits of a size's place the other way round: van der Corput's
+  // sequence.
+  const int bits = std::bit_width(sizes.size());
+  const auto turn = [&](size_t i) {
+    const auto place = static_cast<size_t>(
+        std::ranges::lower_bound(sizes, strategies[i].mbs) - sizes.begin());
+    size_t reversed = 0;
+    for (int bit = 0; bit < bits; ++bit) {
+      reversed |= (place >> bit & 1) << (bits - 1 - bit);
+    }
+    return reversed;
+  };
+  std::vector<size_t> order(strategies.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, {}, turn);
+  return order;
+}
+
+class Sweeper {
+ public:
+  Sweeper(const SearchSpace& space, const Objective& objective,
+          const std::vector<Strategy>& strategies, size_t count, int threads,
+          const std::function<bool()>& stop)
+      : space_(space),
+        objective_(objective),
+        strategies_(strategies),
+        count_(count),
+        threads_(threads),
+        stop_(stop),
+        is_priced_(strategies.size(), false) {}
+
+  // Gives a strategy's score at most, as far as it is known.
+  using Guess =
+      std::function<std::optional<Score>(const Strategy& strategy, Bound)>;
+
+  // Looks first at what `guess` says is best, up to where it says that nothing
+  // is better than what was found. Those that it knows nothing of are left out,
+  // and those whose turn comes when it is `late`.
+  void Run(Bound first, const Guess& guess, const std::function<bool()>& late) {
+    GuessAll(first, guess, late);
+    OnThreads(threads_, [&] {
+      while (count_ > 0 && !stop_()) {
+        const std::optional<Scored> top = Take();
+        if (!top) return;
+        if (top->bound == Bound::kClose) {
+          Price(top->number);
+          continue;
+        }
+        const Bound closer =
+            top->bound == Bound::kLoose ? Bound::kQuick : Bound::kClose;
+        const auto score = guess(strategies_[top->number], closer);
+        if (!score) continue;
+        const std::lock_guard lock(mutex_);
+        waiting_.push_back({*score, top->number, closer});
+        std::ranges::push_heap(waiting_, After);
+      }
+    });
+  }
+
+  SweepResult result() const {
+    SweepResult result = result_;
+    for (const Scored& scored : best_) {
+      result.best.push_back({strategies_[scored.number], scored.score});
+    }
+    return result;
+  }
+
+ private:
+  static bool After(const Scored& a, const Scored& b) { return Before(b, a); }
+
+  void GuessAll(Bound bound, const Guess& guess,
+                const std::function<bool()>& late) {
+    const std::vector<size_t> order = GuessingOrder(strategies_);
+    waiting_.clear();
+    std::atomic<size_t> next = 0;
+    OnThreads(threads_, [&] {
+      while (!stop_() && !late()) {
+        const size_t begin = next.fetch_add(kSlice);
+        if (begin >= order.size()) return;
+        std::vector<Scored> guesses;
+        // The first of some degrees may take as long as a price.
+        for (size_t o = begin;
+             o < std::min(begin + kSlice, order.size()) && !late(); ++o) {
+          const auto score = guess(strategies_[order[o]], bound);
+          if (score) guesses.push_back({*score, order[o], bound});
+        }
+        const std::lock_guard lock(mutex_);
+        waiting_.insert(waiting_.end(), guesses.begin(), guesses.end());
+      }
+    });
+    std::ranges::make_heap(waiting_, After);
+    result_.bounded = std::max(result_.bounded, std::ssize(waiting_));
+  }
+
+  // The next to look at, or nothing where none can be among the best.
+  std::optional<Scored> Take() {
+    const std::lock_guard lock(mutex_);
+    if (waiting_.empty()) return std::nullopt;
+    const Scored top = waiting_.front();
+    if (best_.size() == count_ && !Before(top, best_.back())) {
+      return std::nullopt;
+    }
+    std::ranges::pop_heap(waiting_, After);
+    waiting_.pop_back();
+    result_.closely += top.bound == Bound::kQuick;
+    return top;
+  }
+
+  void Price(size_t number) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_priced_[number]) return;
+      is_priced_[number] = true;
+      ++result_.priced;
+    }
+    const auto score = objective_.EvaluateUniform(space_.index, *space_.cluster,
+                                                  strategies_[number]);
+    if (!score) return;
+    const Scored found = {*score, number};
+    const std::lock_guard lock(mutex_);
+    best_.insert(std::ranges::lower_bound(best_, found, Before), found);
+    if (best_.size() > count_) best_.pop_back();
+  }
+
+  const SearchSpace& space_;
+  const Objective& objective_;
+  const std::vector<Strategy>& strategies_;
+  const size_t count_;
+  const int threads_;
+  const std::function<bool()> stop_;
+  std::mutex mutex_;             // of what follows
+  std::vector<Scored> waiting_;  // a heap, the best on top
+  std::vector<bool> is_priced_;
+  std::vector<Scored> best_;  // in order
+  SweepResult result_;        // but for the best
+};
+
 }  // namespace
 
 SweepResult Sweep(const SearchSpace& space, const Objective& objective,
                   const std::vector<Strategy>& strategies, size_t count,
                   int threads, const std::function<bool()>& stop,
                   const std::function<bool()>& stop_bounding) {
-  const auto stopped = [&] { return stop && stop(); };
-  const auto late = [&] { return stop_bounding && stop_bounding(); };
-  // Small microbatches first: what fits, if anything does, is among them.
-  std::vector<size_t> order(strategies.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, {},
-                           [&](size_t i) { return strategies[i].mbs; });
-  std::mutex mutex;
-  std::vector<Scored> waiting;  // a heap by bound, the best on top
-  std::atomic<size_t> next = 0;
-  OnThreads(threads, [&] {
-    while (!stopped() && !late()) {
-      const size_t begin = next.fetch_add(kSlice);
-      if (begin >= strategies.size()) return;
-      std::vector<Scored> bounds;
-      // The first bound of some degrees takes as long as a price.
-      for (size_t o = begin;
-           o < std::min(begin + kSlice, strategies.size()) && !late(); ++o) {
-        const size_t i = order[o];
-        bounds.push_back(
-            {objective.BoundUniform(space.index, strategies[i], Bound::kLoose),
-             i});
-      }
-      const std::lock_guard lock(mutex);
-      waiting.insert(waiting.end(), bounds.begin(), bounds.end());
-    }
-  });
-  const auto after = [](const Scored& a, const Scored& b) {
-    return Before(b, a);
-  };
-  std::make_heap(waiting.begin(), waiting.end(), after);
-
-  SweepResult result;
-  result.bounded = static_cast<int64_t>(waiting.size());
-  std::vector<Scored> best;  // in order
-  // The next to look at, or nothing where none can be among the best.
-  const auto take = [&]() -> std::optional<Scored> {
-    const std::lock_guard lock(mutex);
-    if (waiting.empty()) return std::nullopt;
-    const Scored top = waiting.front();
-    if (best.size() == count && !Before(top, best.back())) return std::nullopt;
-    std::pop_heap(waiting.begin(), waiting.end(), after);
-    waiting.pop_back();
-    result.closely += top.bound == Bound::kQuick;
-    result.priced += top.bound == Bound::kClose;
-    return top;
-  };
-  OnThreads(threads, [&] {
-    while (count > 0 && !stopped()) {
-      const std::optional<Scored> top = take();
-      if (!top) return;
-      if (top->bound != Bound::kClose) {
-        const Bound closer =
-            top->bound == Bound::kLoose ? Bound::kQuick : Bound::kClose;
-        const Score score = objective.BoundUniform(
-            space.index, strategies[top->number], closer);
-        const std::lock_guard lock(mutex);
-        waiting.push_back({score, top->number, closer});
-        std::push_heap(waiting.begin(), waiting.end(), after);
-        continue;
-      }
-      const auto score = objective.EvaluateUniform(space.index, *space.cluster,
-                                                   strategies[top->number]);
-      if (!score) continue;
-      const Scored found = {*score, top->number};
-      const std::lock_guard lock(mutex);
-      best.insert(std::ranges::lower_bound(best, found, Before), found);
-      if (best.size() > count) best.pop_back();
-    }
-  });
-  for (const Scored& scored : best) {
-    result.best.push_back({strategies[scored.number], scored.score});
-  }
-  return result;
+  const auto never = [] { return false; };
+  const auto late = stop_bounding ? stop_bounding : never;
+  Sweeper sweeper(space, objective, strategies, count, threads,
+                  stop ? stop : never);
+  sweeper.Run(
+      Bound::kLoose,
+      [&](const Strategy& strategy, Bound bound) {
+        return objective.EstimateUniform(space.index, strategy, bound);
+      },
+      never);
+  sweeper.Run(
+      Bound::kLoose,
+      [&](const Strategy& strategy, Bound bound) {
+        return objective.BoundUniform(space.index, strategy, bound);
+      },
+      late);
+  return sweeper.result();
 }
 
 }  // namespace tessera

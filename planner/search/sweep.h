@@ -6,6 +6,10 @@
 // still first, their price, until the next bound is no better than what was
 // found: no strategy behind it can be among the best, since no score is better
 // than its bound (best-first branch and bound; Land and Doig, 1960).
+//
+// Where bounds take as long as prices, the same goes before by estimates
+// (Objective::EstimateUniform): it finds good strategies early, and that they
+// are the best is found out behind.
 
 #include <cstddef>
 #include <cstdint>

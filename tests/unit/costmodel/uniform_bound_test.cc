@@ -6,7 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <set>
 
+#include "costmodel/evaluate/block_sample.h"
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/link/router.h"
 #include "planner/base/rng.h"
@@ -20,6 +23,7 @@
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
+#include "tests/support/unlike_graph.h"
 
 namespace tessera {
 namespace {
@@ -412,6 +416,99 @@ TEST(Sweep, IsExhaustive) {
       }
     }
   }
+}
+
+// Estimates that say nothing true.
+class Misled : public Objective {
+ public:
+  explicit Misled(const Evaluator& evaluator) : evaluator_(evaluator) {}
+  Evaluation Evaluate(const Plan& plan) const override {
+    return evaluator_.Evaluate(plan);
+  }
+  std::optional<Score> EvaluateUniform(
+      const GraphIndex& index, const Cluster& cluster,
+      const Strategy& strategy) const override {
+    return evaluator_.EvaluateUniform(index, cluster, strategy);
+  }
+  Score BoundUniform(const GraphIndex& index, const Strategy& strategy,
+                     Bound bound) const override {
+    return evaluator_.BoundUniform(index, strategy, bound);
+  }
+  std::optional<Score> EstimateUniform(const GraphIndex&,
+                                       const Strategy& strategy,
+                                       Bound bound) const override {
+    const uint64_t drawn = Mix64(std::hash<std::string>()(ToString(strategy)) +
+                                 static_cast<uint64_t>(bound));
+    if (drawn % 3 == 0) return std::nullopt;
+    return Score{{static_cast<int64_t>(drawn % 1'000'000'000'000)},
+                 {},
+                 /*feasible=*/drawn % 2 == 0};
+  }
+
+ private:
+  const Evaluator& evaluator_;
+};
+
+TEST(Sweep, FindsTheSameWhateverEstimatesSay) {
+  const Graph graph = Gpt2(DType::kFloat32, 32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  std::vector<Strategy> strategies = UniformStrategies(space);
+  strategies.resize(200);
+  const SweepResult plain = Sweep(space, evaluator, strategies, 10, 1, nullptr);
+  for (const int threads : {1, 3}) {
+    const SweepResult misled =
+        Sweep(space, Misled(evaluator), strategies, 10, threads, nullptr);
+    ASSERT_EQ(misled.best.size(), plain.best.size());
+    for (size_t i = 0; i < plain.best.size(); ++i) {
+      EXPECT_EQ(misled.best[i].strategy, plain.best[i].strategy) << i;
+      EXPECT_EQ(misled.best[i].score, plain.best[i].score) << i;
+    }
+  }
+}
+
+// Of a graph whose blocks are all in the sample an estimate is the bound; of a
+// graph of unlike blocks it is near it: one of 32 sizes stands for a block, of
+// which most are less than a tenth apart.
+TEST(UniformBound, IsEstimatedFromASample) {
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
+  const auto expect_near = [&](const Graph& graph, double apart) {
+    const GraphIndex index(graph);
+    const UniformBound bounds(graph, cluster, nullptr, {});
+    const UniformBound estimates(graph, cluster, nullptr, {},
+                                 UniformBound::Blocks::kSample);
+    for (const char* text :
+         {"dp=16,mbs=2", "dp=16,zero=3,mbs=1", "dp=2,tp=8,mbs=4",
+          "dp=4,tp=2,pp=2,mbs=2", "dp=4,pp=4,mbs=2,schedule=zb-h1"}) {
+      const Strategy strategy = ParseStrategy(text).value();
+      const double bound = bounds.Of(index, strategy, Objective::Bound::kClose)
+                               .step_time.seconds();
+      EXPECT_GT(bound, 0) << text;
+      EXPECT_NEAR(estimates.Of(index, strategy, Objective::Bound::kClose)
+                      .step_time.seconds(),
+                  bound, apart * bound)
+          << text;
+    }
+  };
+  expect_near(Gpt2(DType::kFloat32, 32), 0);
+  expect_near(testing::UnlikeGraph(2000), 0.1);
+}
+
+TEST(SampleBlocks, StandsForBlocksOfTheSameOperators) {
+  const Graph graph = testing::UnlikeGraph(2000);
+  const std::vector<int> stands = SampleBlocks(graph);
+  ASSERT_EQ(stands.size(), graph.blocks.size());
+  std::set<int> sampled;
+  for (size_t b = 0; b < stands.size(); ++b) {
+    const auto by = static_cast<size_t>(stands[b]);
+    EXPECT_EQ(stands[by], stands[b]);
+    sampled.insert(stands[b]);
+  }
+  // The last block, with the loss, is of a form of its own.
+  EXPECT_EQ(std::ssize(sampled), kSampledOfForm + 1);
+  EXPECT_EQ(stands.back(), std::ssize(stands) - 1);
+  EXPECT_NE(stands.front(), stands.back());
 }
 
 }  // namespace
