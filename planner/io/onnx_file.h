@@ -38,6 +38,8 @@ struct OnnxTensor {
   // numbers alone. Nothing where the file does not say: PyTorch's newer
   // exporter does.
   std::optional<bool> is_parameter;
+  // Whether it was computed from others when the file was written.
+  bool is_folded = false;
 
   // All elements, row by row, as doubles (integers of up to 53 bits are exact);
   // empty where the file does not have as many as the dimensions say.

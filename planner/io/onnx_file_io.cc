@@ -280,6 +280,7 @@ void FindParameters(const proto::onnx::Graph& graph, OnnxModel& model) {
     }
   }
   std::map<std::string, bool> known;
+  std::set<std::string> folded;
   for (const proto::onnx::ValueInfo& value : graph.value_info()) {
     for (const proto::onnx::Entry& entry : value.metadata_props()) {
       if (entry.key() == kKind) {
@@ -289,12 +290,14 @@ void FindParameters(const proto::onnx::Graph& graph, OnnxModel& model) {
         const bool any = std::ranges::any_of(
             names, [&](const auto& name) { return parameters.contains(name); });
         known[value.name()] = any;
+        folded.insert(value.name());
       }
     }
   }
   for (OnnxTensor& tensor : model.initializers) {
     const auto found = known.find(tensor.name);
     if (found != known.end()) tensor.is_parameter = found->second;
+    tensor.is_folded = folded.contains(tensor.name);
   }
 }
 

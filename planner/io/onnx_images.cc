@@ -219,6 +219,20 @@ const OnnxNode* Walk::OnlyReader(const std::string& value,
   return only != nullptr && !only->outputs.empty() ? only : nullptr;
 }
 
+bool Walk::IsClassToken(const std::string& name, int64_t features,
+                        const OnnxNode& joint) {
+  std::string token = name;
+  for (const std::string_view op : {"Expand", "Tile"}) {
+    const OnnxNode* const repeats = Producer(name, op);
+    if (repeats == nullptr || repeats->inputs.empty()) continue;
+    token = repeats->inputs[0];
+    if (OnlyReader(name, "Concat") != &joint) return false;
+  }
+  const auto found = values_.find(token);
+  return found != values_.end() && found->second.Is(Value::Kind::kWeight) &&
+         ShapeOf(found->second) == Shape{1, 1, features};
+}
+
 // A convolution whose stride is its window, and whose places are a sequence
 // behind one more: then the data are patches (docs/models.md, ViT).
 void Walk::FindPatches() {
@@ -241,6 +255,7 @@ void Walk::FindPatches() {
       joined->inputs[1] != turned->outputs[0] || joined->Int("axis", 0) != 1 ||
       turned->Ints("perm", {}) != std::vector<int64_t>{0, 2, 1} ||
       !In(*conv, 1).Is(Value::Kind::kWeight) || window.size() != 4 ||
+      !IsClassToken(joined->inputs[0], window[0], *joined) ||
       window[1] != image[1] || window[2] != window[3] || window[2] < 1 ||
       image[2] != image[3] || image[2] % window[2] != 0 ||
       conv->Ints("strides", {1, 1}) != Shape{window[2], window[2]} ||
@@ -358,8 +373,7 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
     if (ShapeOf(In(node, 2)) != Shape{shape[0]}) {
       return InvalidInput("its bias is not one number for each channel");
     }
-    TESSERA_TRY(const TensorId bias,
-                Weight(AsWeight(In(node, 2)), {0}, made, 0));
+    TESSERA_TRY(const TensorId bias, BiasOf(AsWeight(In(node, 2)), w, made));
     operands.push_back(bias);
     rule += "+" + out;
   }
@@ -576,80 +590,6 @@ Result<void> Walk::GlobalMaxPool(const OnnxNode& node) {
       Part(node, node.op == "GlobalMaxPool" ? "ReduceMax" : "ReduceMean",
            {node.inputs[0]}, {over}));
   Rename(node, y);
-  return {};
-}
-
-Result<void> Walk::Concat(const OnnxNode& node) {
-  if (patches_ && patches_->joined == &node) return JoinPatches(node);
-  TESSERA_TRY(const bool states, JoinStates(node));
-  if (states) return {};
-  std::vector<Activation> parts;
-  size_t place = 0;  // of the joint dimension among the tensor's
-  size_t axis = 0;
-  for (size_t i = 0; i < node.inputs.size(); ++i) {
-    TESSERA_TRY(Activation x, Computed(node, i));
-    TESSERA_TRY(x, Contiguous(node, std::move(x)));
-    const auto d = AxisOf(node.Int("axis", 1), x.dims.size());
-    if (!d) return InvalidInput("has no such dimension");
-    TESSERA_TRY(x, Joined(node, std::move(x), *d));
-    if (x.dims[*d].size() != 1 || x.dims[*d][0].letter == 'b') {
-      return InvalidInput("joins a dimension that is several, or samples");
-    }
-    const size_t front = Flatten(std::span(x.dims).first(*d)).size();
-    if (i == 0) {
-      axis = *d;
-      place = front;
-    }
-    bool alike = front == place && axis == *d &&
-                 (parts.empty() || parts[0].own.size() == x.own.size());
-    for (size_t at = 0; alike && i > 0 && at < x.own.size(); ++at) {
-      alike = at == place || x.own[at].extent == parts[0].own[at].extent;
-    }
-    if (!alike) return InvalidInput("joins tensors of different sizes");
-    parts.push_back(std::move(x));
-  }
-  if (parts.empty()) return InvalidInput("has no operands");
-  if (parts.size() == 1) {
-    Set(node, ActivationValue(std::move(parts[0])));
-    return {};
-  }
-  // An operator joins six.
-  constexpr std::string_view kLetters = "mnopqr";
-  const std::string name = NameOf(node);
-  Activation joint = parts[0];
-  Letters others("mnopqrd");
-  std::string front;
-  std::string behind;
-  for (size_t at = 0; at < joint.own.size(); ++at) {
-    if (at == place) continue;
-    (at < place ? front : behind) +=
-        others.Of(std::span(joint.own).subspan(at, 1));
-  }
-  for (size_t first = 1; first < parts.size();) {
-    const size_t last = std::min(parts.size(), first + kLetters.size() - 1);
-    std::string rule = front + "m!" + behind;
-    std::vector<TensorId> operands = {joint.tensor};
-    int64_t channels = joint.own[place].extent;
-    for (size_t i = first; i < last; ++i) {
-      rule += "," + front + kLetters[i - first + 1] + "!" + behind;
-      operands.push_back(parts[i].tensor);
-      channels += parts[i].own[place].extent;
-    }
-    joint.tensor = builder_.Add1(
-        "concat_channels", Unique(name), std::move(operands),
-        rule + "->" + front + "d!" + behind, {{"channels", Number(channels)}});
-    first = last;
-    const std::string to = AtomOf(node, "c" + std::to_string(last));
-    const char letter = joint.own[place].letter;
-    if (last == parts.size()) {
-      TESSERA_TRY(joint, WithDim(node, std::move(joint), axis, place, to,
-                                 channels, letter));
-    } else {
-      TESSERA_TRY(joint.own[place], Whole(to, channels, letter));
-      joint.dims[axis] = {joint.own[place]};
-    }
-  }
-  Set(node, ActivationValue(std::move(joint)));
   return {};
 }
 

@@ -43,9 +43,9 @@ Value Walk::StandIn(const std::string& name, const Shape& shape) {
   const std::vector<int64_t>* const cut =
       features.size() == 1 ? atoms_.CutOf(features[0]) : nullptr;
   if (cut == nullptr) {
-    if (features.size() == 1) whole_layers_.insert(features[0].id);
     x.tensor = builder_.Input(Unique(name + "?"), ExtentsOf(x.own),
                               options_.dtype.value_or(DType::kFloat32));
+    if (features.size() == 1) whole_layers_[features[0].id] = x.tensor;
     return ActivationValue(std::move(x));
   }
   value.kind = Value::Kind::kPieces;

@@ -234,12 +234,15 @@ TensorId Walk::Stacked(const std::string& name, bool sampled,
 Result<Activation> Walk::JoinedStates(const OnnxNode& node,
                                       const Value& value) {
   Activation joint = value.pieces[0];
+  const bool are_states = std::ranges::all_of(value.pieces, [&](const auto& x) {
+    return x.own.size() == 2 && Flatten(x.dims).size() == 2 &&
+           HasSamples(x.own) == HasSamples(joint.own) &&
+           !HasSamples(std::span(x.own).last(1));
+  });
+  if (!are_states) return JoinedTensors(node, value.pieces, value.axis);
   std::vector<TensorId> states;
   for (const Activation& piece : value.pieces) {
-    TESSERA_TRY(Activation x, Contiguous(node, piece));
-    if (x.own.size() != 2) {
-      return InvalidInput("joins tensors along a dimension that they lack");
-    }
+    TESSERA_TRY(const Activation x, Contiguous(node, piece));
     states.push_back(x.tensor);
   }
   TESSERA_TRY(const Atom place,

@@ -738,44 +738,6 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
   return {};
 }
 
-// What is repeated has dimensions that its tensor lacks.
-Result<void> Walk::Expand(const OnnxNode& node) {
-  TESSERA_TRY(Shape to, Ints(node, 1));
-  const Shape from = ShapeOf(In(node, 0));
-  if (to.size() < from.size())
-    to.insert(to.begin(), from.size() - to.size(), 1);
-  const size_t in_front = to.size() - from.size();
-  bool same = in_front == 0;
-  for (size_t d = 0; d < to.size(); ++d) {
-    const int64_t extent = d < in_front ? 1 : from[d - in_front];
-    if (to[d] == 1) to[d] = extent;
-    if (to[d] < 1 || (extent != 1 && to[d] != extent)) {
-      return InvalidInput("cannot repeat " + TextOf(from) + " as " +
-                          TextOf(to));
-    }
-    same = same && to[d] == extent;
-  }
-  // A class token is a weight to what puts it in front of patches.
-  const bool class_token =
-      patches_ && OnlyReader(node.outputs[0], "Concat") == patches_->joined &&
-      In(node, 0).Is(Value::Kind::kWeight) && from.size() == 3 &&
-      to == Shape{sizes_.batch, from[1], from[2]};
-  if (class_token || (same && In(node, 0).Is(Value::Kind::kWeight))) {
-    Set(node, In(node, 0));
-    return {};
-  }
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  x.dims.insert(x.dims.begin(), in_front, Dim());
-  for (size_t d = 0; d < to.size(); ++d) {
-    if (to[d] == Extent(x.dims[d])) continue;
-    TESSERA_TRY(const Atom copies,
-                Whole(AtomOf(node, "copies" + std::to_string(d)), to[d], 'r'));
-    x.dims[d].push_back(copies);
-  }
-  Set(node, ActivationValue(std::move(x)));
-  return {};
-}
-
 std::optional<Walk::SlicePlaces> Walk::PlacesOf(const OnnxNode& node,
                                                 const Shape& shape) {
   const auto starts = Ints(node, 1);
@@ -861,6 +823,11 @@ Result<bool> Walk::CutWeight(const OnnxNode& node) {
   return false;
 }
 
+bool Walk::IsLayer(const Activation& x) const {
+  const auto layer = whole_layers_.find(x.dims.back()[0].id);
+  return layer != whole_layers_.end() && layer->second == x.tensor;
+}
+
 // Features of a dense layer that slices divide among them: the layer then is
 // several. That they do is known when the last one is read.
 Result<bool> Walk::SlicePiece(const OnnxNode& node) {
@@ -882,8 +849,7 @@ Result<bool> Walk::SlicePiece(const OnnxNode& node) {
     return false;
   }
   if (!value.Is(Value::Kind::kActivation) || value.x.f != nullptr ||
-      value.x.dims.back().size() != 1 ||
-      !whole_layers_.contains(value.x.dims.back()[0].id)) {
+      value.x.dims.back().size() != 1 || !IsLayer(value.x)) {
     return false;
   }
   std::vector<RowRange>& ranges = slices_[node.inputs[0]];
@@ -939,7 +905,7 @@ Result<void> Walk::Split(const OnnxNode& node) {
       (value.Is(Value::Kind::kPieces) && value.axis + 1 == shape.size()) ||
       (value.Is(Value::Kind::kActivation) && *axis + 1 == shape.size() &&
        value.x.f == nullptr && value.x.dims.back().size() == 1 &&
-       whole_layers_.contains(value.x.dims.back()[0].id));
+       IsLayer(value.x));
   for (size_t i = 0; i < sizes.size(); ++i) {
     Activation piece;
     if (!of_layer) {

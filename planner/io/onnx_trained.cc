@@ -88,6 +88,24 @@ bool AreSinusoids(const Shape& dims, const std::vector<double>& numbers) {
   return true;
 }
 
+// Whether all places of dimension d have the same numbers; those that were
+// computed may be rounded in other ways.
+bool AreEqualAlong(const Shape& dims, const std::vector<double>& numbers,
+                   size_t d) {
+  constexpr double kRounding = 0x1p-20;
+  int64_t behind = 1;
+  for (size_t i = d + 1; i < dims.size(); ++i) behind *= dims[i];
+  for (int64_t i = 0; i < std::ssize(numbers); ++i) {
+    const int64_t first = i - i / behind % dims[d] * behind;
+    const double expected = numbers[static_cast<size_t>(first)];
+    if (!(std::abs(numbers[static_cast<size_t>(i)] - expected) <=
+          kRounding * (1 + std::abs(expected)))) {
+      return false;
+    }
+  }
+  return !numbers.empty();
+}
+
 // "encoder.layer.gate": letters, digits, '_' and '.'.
 bool IsPath(const std::string& name) {
   return !name.empty() && std::ranges::all_of(name, [](unsigned char c) {
@@ -271,6 +289,43 @@ void Walk::FindNumbers() {
     if (frozen || buffer || sinusoids || (of_places && (!masks || hides)) ||
         (of_elements && marks)) {
       value = ConstantValue({tensor.dims, std::move(numbers), true});
+    }
+  }
+}
+
+// An exporter that is given a batch writes what is repeated over the samples
+// with a row for each of them.
+void Walk::FindRows() {
+  if (sizes_.batch < 2) return;
+  const auto reads_rows = [](const OnnxNode& reader) {
+    return IsArithmetic(reader) ||
+           IsOneOf(reader.op, {"Concat", "LayerNormalization", "Split"});
+  };
+  for (const OnnxTensor& tensor : model_.initializers) {
+    const Value value = values_[tensor.name];
+    if (!tensor.is_folded || !value.Is(Value::Kind::kWeight) ||
+        !AreRead(tensor.name, reads_rows)) {
+      continue;
+    }
+    const std::vector<double> numbers = tensor.Values();
+    for (const size_t d : {0, 1}) {
+      if (tensor.dims.size() < 2 || tensor.dims[d] != sizes_.batch ||
+          !AreEqualAlong(tensor.dims, numbers, d)) {
+        continue;
+      }
+      OnnxNode& expand = parts_.emplace_back();
+      expand.name = tensor.name;
+      expand.op = "Expand";
+      expand.outputs = {tensor.name};
+      expand.inputs = {tensor.name + "#row", IntsOf(expand, tensor.dims)};
+      Value once = PieceOfWeight(value, d, {0, 1});
+      once.copies = sizes_.batch;
+      cut_tensors_.back().is_parameter = tensor.is_parameter;
+      values_.erase(tensor.name);
+      values_[expand.inputs[0]] = std::move(once);
+      producers_[tensor.name] = &expand;
+      rows_.push_back(&expand);
+      break;
     }
   }
 }

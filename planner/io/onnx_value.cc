@@ -89,7 +89,7 @@ std::optional<double> FactorOf(const Expression* f) {
       return std::nullopt;
     }
   }
-  return factor;
+  return factor == 0 ? 0 : factor;  // -0 is 0 in a graph file
 }
 
 std::shared_ptr<const Expression> MakeExpression(std::string op,

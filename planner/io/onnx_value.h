@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +28,9 @@ inline constexpr double kMostElements = 0x1p50;
 
 // How rows of tables start (Radford et al. 2018, section 4.1).
 inline constexpr double kTableStddev = 0.02;
+
+// The largest number of fp32.
+inline constexpr double kMost = std::numeric_limits<float>::max();
 
 // What is added to scores that are masked is below.
 inline constexpr double kHidden = -1e4;
@@ -86,6 +90,13 @@ class Atoms {
   bool IsCutWeight(const std::string& name) const {
     return cut_weights_.contains(name);
   }
+  // That what reads a weight leaves out extents of 1.
+  void ReadWide(const std::string& name) {
+    changed_ |= wide_weights_.insert(name).second;
+  }
+  bool IsReadWide(const std::string& name) const {
+    return wide_weights_.contains(name);
+  }
   // Since it was asked the last time.
   bool Changed() { return std::exchange(changed_, false); }
 
@@ -95,6 +106,7 @@ class Atoms {
   std::map<int, int64_t> splits_;
   std::map<int, std::vector<int64_t>> cuts_;
   std::set<std::string> cut_weights_;
+  std::set<std::string> wide_weights_;
   bool changed_ = false;
 };
 
@@ -184,6 +196,7 @@ struct Value {
   const OnnxTensor* whole = nullptr;
   size_t cut_dim = 0;
   int64_t cut_begin = 0;
+  int64_t copies = 1;         // of it behind each other in the whole
   std::vector<size_t> order;  // dimensions of `source`, in this order
   Activation x;
   std::vector<Activation> pieces;

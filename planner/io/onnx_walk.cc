@@ -1,11 +1,9 @@
 #include "planner/io/onnx_walk.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <numeric>
-
-#include "planner/base/table.h"
 
 namespace tessera::onnx {
 
@@ -332,11 +330,18 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
         SlabOf(value.whole == nullptr ? *value.source : *value.whole, order);
     if (value.whole != nullptr) {
       const auto at = std::ranges::find(order, value.cut_dim);
-      slab = CutOf(slab, static_cast<size_t>(at - order.begin()),
-                   value.cut_begin, value.source->dims[value.cut_dim]);
+      const auto d = static_cast<size_t>(at - order.begin());
+      const int64_t count = value.source->dims[value.cut_dim];
+      const Slab whole = slab;
+      slab = CutOf(whole, d, value.cut_begin, count);
+      // All copies are written back; which one is read does not matter.
+      for (int64_t i = 1; i < value.copies; ++i) {
+        std::ranges::copy(PiecesOf(CutOf(whole, d, i * count, count)),
+                          std::back_inserter(layout_.pieces[name]));
+      }
     }
     if (rows.count > 0) slab = CutOf(slab, 0, rows.begin, rows.count);
-    layout_.pieces[name] = PiecesOf(slab);
+    std::ranges::copy(PiecesOf(slab), std::back_inserter(layout_.pieces[name]));
     weights_[value.weight] = {id, std::move(order), shape};
     return id;
   }
@@ -347,531 +352,32 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
   return made->second.tensor;
 }
 
-const OnnxNode* Walk::BiasBehind(const OnnxNode& node, int64_t features) {
-  const std::string& product = node.outputs[0];
-  if (uses_[product] != 1 || readers_[product].empty()) return nullptr;
-  const OnnxNode* const reader = readers_[product][0];
-  if (reader->op != "Add" || reader->inputs.size() != 2 ||
-      reader->outputs.size() != 1) {
-    return nullptr;
-  }
-  const Value bias =
-      AsWeight(In(*reader, reader->inputs[0] == product ? 1 : 0));
-  const bool fits =
-      bias.Is(Value::Kind::kWeight) && ShapeOf(bias) == Shape{features};
-  return fits ? reader : nullptr;
-}
-
-Result<void> Walk::Dense(const OnnxNode& node, Activation x, const Value& w,
-                         bool transposed, const Value* bias,
-                         const std::string& to) {
-  TESSERA_TRY(x, Materialise(std::move(x)));
-  const Shape shape = ShapeOf(w);
-  if (!w.Is(Value::Kind::kWeight) || shape.size() != 2 || x.dims.size() < 2) {
-    return InvalidInput("expected a tensor of the file with two dimensions");
-  }
-  const int64_t in = shape[transposed ? 0 : 1];
-  const int64_t out = shape[transposed ? 1 : 0];
-  const Dim k = x.dims.back();
-  if (Extent(k) != in || out < 1) {
-    return InvalidInput("reads " + std::to_string(Extent(k)) +
-                        " features: its weight has " + std::to_string(in));
-  }
-  if (!EndsIn(x, k)) {
-    TESSERA_TRY(x, Contiguous(node, std::move(x)));
-  }
-  const std::vector<Atom> rows(x.own.begin(),
-                               x.own.end() - static_cast<int64_t>(k.size()));
-  const std::string name = NameOf(node);
-  const Dim whole = atoms_.Make(AtomOf(node, "out"), out, 'f');
-  const double stddev = 1 / std::sqrt(3 * Number(in));
-  // One layer, or one for each piece of the features.
-  const std::vector<int64_t>* const cut =
-      whole.size() == 1 ? atoms_.CutOf(whole[0]) : nullptr;
-  std::vector<Activation> pieces;
-  RowRange part_of;  // the features
-  for (size_t i = 0; i < (cut == nullptr ? 1 : cut->size()); ++i) {
-    const Dim n = cut == nullptr ? whole : atoms_.Piece(whole[0], i, (*cut)[i]);
-    if (cut != nullptr) part_of = {part_of.begin + part_of.count, (*cut)[i]};
-    const std::string suffix = cut == nullptr ? "" : "." + std::to_string(i);
-    Letters letters;
-    const std::string m = letters.Of(rows);
-    const std::string from = letters.Of(k);
-    const std::string made = letters.Of(n);
-    Shape matrix = ExtentsOf(n);
-    const Shape features = matrix;
-    for (const Atom& atom : k) matrix.push_back(atom.extent);
-    Value piece = w;
-    piece.weight += suffix;
-    std::vector<size_t> order = {0, 1};
-    if (transposed) std::swap(order[0], order[1]);
-    TESSERA_TRY(const TensorId weight,
-                Weight(piece, std::move(order), matrix, stddev, 0, part_of));
-    std::string rule = m + from + "," + made + from;
-    std::vector<TensorId> operands = {x.tensor, weight};
-    if (bias != nullptr) {
-      Value part = *bias;
-      part.weight += suffix;
-      TESSERA_TRY(const TensorId added,
-                  Weight(part, {0}, features, 0, 0, part_of));
-      operands.push_back(added);
-      rule += "+" + made;
-    }
-    Activation y;
-    y.tensor = builder_.Add1("linear", Unique(name + suffix),
-                             std::move(operands), rule + "->" + m + made);
-    y.own = rows;
-    y.own.insert(y.own.end(), n.begin(), n.end());
-    y.dims = x.dims;
-    y.dims.back() = n;
-    if (n.size() == 1 && cut == nullptr) whole_layers_.insert(n[0].id);
-    pieces.push_back(std::move(y));
-  }
-  Value value;
-  value.kind = cut == nullptr ? Value::Kind::kActivation : Value::Kind::kPieces;
-  if (cut == nullptr) {
-    value.x = std::move(pieces[0]);
-  } else {
-    value.axis = pieces[0].dims.size() - 1;
-    value.pieces = std::move(pieces);
-  }
-  values_[to] = std::move(value);
-  return {};
-}
-
-// Atoms in another grouping. Where one belongs to two dimensions it is split.
-Result<Activation> Walk::Relabelled(Activation x, const Shape& shape) {
-  std::vector<Atom> atoms = Flatten(x.dims);
-  const auto misfit = [&] {
-    return InvalidInput("cannot make " + TextOf(shape) + " of " +
-                        TextOf(ShapeOf(ActivationValue(x))) +
-                        " without moving elements");
-  };
-  std::vector<Dim> dims;
-  size_t next = 0;
-  for (int64_t extent : shape) {
-    if (extent < 1) return misfit();
-    Dim dim;
-    if (extent == 1 && next < atoms.size() && atoms[next].extent == 1) {
-      dim.push_back(atoms[next++]);
-    }
-    for (int64_t rest = extent; rest > 1;) {
-      if (next == atoms.size()) return misfit();
-      const Atom atom = atoms[next];
-      if (rest % atom.extent == 0) {
-        dim.push_back(atom);
-        rest /= atom.extent;
-        ++next;
-        continue;
-      }
-      if (atom.extent % rest != 0) return misfit();
-      const Dim parts = atoms_.Split(atom, rest);
-      if (parts.size() < 2 || parts[0].extent != rest) return misfit();
-      ReplaceIn(atoms, atom, parts);
-      ReplaceIn(x.own, atom, parts);
-    }
-    // Heads that are split into (heads, 1) stay one dimension.
-    while (!dim.empty() && next < atoms.size() && atoms[next].extent == 1 &&
-           atoms[next].letter == dim.back().letter) {
-      dim.push_back(atoms[next++]);
-    }
-    dims.push_back(std::move(dim));
-  }
-  for (; next < atoms.size(); ++next) {
-    if (atoms[next].extent != 1 || dims.empty()) return misfit();
-    dims.back().push_back(atoms[next]);
-  }
-  x.dims = std::move(dims);
-  return x;
-}
-
 std::string Walk::AtomOf(const OnnxNode& node, std::string_view which) {
   return node.outputs[0] + "." + std::string(which);
 }
 
-Result<void> Walk::Gemm(const OnnxNode& node) {
-  const Value w = AsWeight(In(node, 1));
-  const Value given = AsWeight(In(node, 2));
-  const Value* const bias = Has(node, 2) ? &given : nullptr;
-  const bool transposed = node.Int("transB", 0) == 0;
-  const Shape shape = ShapeOf(w);
-  const bool dense =
-      node.Float("alpha", 1) == 1 && node.Float("beta", 1) == 1 &&
-      node.Int("transA", 0) == 0 && w.Is(Value::Kind::kWeight) &&
-      !In(node, 0).Is(Value::Kind::kWeight) && !UniformIn(node, 0) &&
-      (bias == nullptr ||
-       (bias->Is(Value::Kind::kWeight) && shape.size() == 2 &&
-        ShapeOf(*bias) == Shape{shape[transposed ? 1 : 0]}));
-  if (!dense) return GeneralGemm(node);
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  return Dense(node, std::move(x), w, transposed, bias, node.outputs[0]);
-}
-
-Result<void> Walk::MatMul(const OnnxNode& node) {
-  const Value w = AsWeight(In(node, 1));
-  if (UniformIn(node, 0) == 0.0 && ShapeOf(In(node, 0)).size() >= 2 &&
-      ShapeOf(w).size() == 2) {
-    // Such as a first state times a matrix.
-    Shape shape = ShapeOf(In(node, 0));
-    shape.back() = ShapeOf(w)[1];
-    Set(node, LargeValue(LargeOnnx(std::move(shape), 0, true)));
-    return {};
-  }
-  if (!w.Is(Value::Kind::kWeight) || ShapeOf(w).size() != 2 ||
-      In(node, 0).Is(Value::Kind::kWeight) || ShapeOf(In(node, 0)).size() < 2) {
-    return Product(node);
-  }
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  const OnnxNode* const add = BiasBehind(node, ShapeOf(w)[1]);
-  if (add == nullptr) {
-    return Dense(node, std::move(x), w, true, nullptr, node.outputs[0]);
-  }
-  const Value bias =
-      AsWeight(In(*add, add->inputs[0] == node.outputs[0] ? 1 : 0));
-  TESSERA_RETURN_IF_ERROR(
-      Dense(node, std::move(x), w, true, &bias, add->outputs[0]));
-  done_.insert(add);
-  return {};
-}
-
-Result<void> Walk::LayerNorm(const OnnxNode& node) {
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  TESSERA_TRY(x, Materialise(std::move(x)));
-  const auto axis = AxisOf(node.Int("axis", -1), x.dims.size());
-  if (!axis) return InvalidInput("has no such dimension");
-  const Shape features = {Extent(x.dims.back())};
-  const Value by = AsWeight(In(node, 1));
-  const Value plus = AsWeight(In(node, 2));
-  const bool is_row = *axis + 1 == x.dims.size() && x.dims.back().size() == 1 &&
-                      by.Is(Value::Kind::kWeight) &&
-                      plus.Is(Value::Kind::kWeight) &&
-                      ShapeOf(by) == features && ShapeOf(plus) == features;
-  const bool wants_more = std::ranges::any_of(
-      std::span(node.outputs).subspan(1), [&](const std::string& name) {
-        return !name.empty() && uses_[name] > 0;
-      });
-  if (!is_row || wants_more || In(node, 0).Is(Value::Kind::kWeight)) {
-    return GeneralNorm(node);
-  }
-  if (!EndsIn(x, x.dims.back())) {
-    TESSERA_TRY(x, Contiguous(node, std::move(x)));
-  }
-  TESSERA_TRY(const TensorId scale, Weight(by, {0}, features, 0, 1));
-  TESSERA_TRY(const TensorId shift, Weight(plus, {0}, features, 0));
-  Letters letters;
-  const std::string rows = letters.Of(std::span(x.own).first(x.own.size() - 1));
-  const std::string h = letters.Of(std::span(x.own).last(1));
-  x.tensor = builder_.Add1(
-      "layer_norm", Unique(NameOf(node)), {x.tensor, scale, shift},
-      rows + h + "!," + h + "," + h + "->" + rows + h + "," + rows + "," + rows,
-      {{"epsilon", node.Float("epsilon", 1e-5)}});
-  Set(node, ActivationValue(std::move(x)));
-  return {};
-}
-
-Result<void> Walk::Dropout(const OnnxNode& node) {
-  if (node.outputs.size() > 1 && uses_[node.outputs[1]] > 0) {
-    return InvalidInput("its mask is read");
-  }
-  double probability = 0.5;
-  if (Has(node, 1)) {
-    TESSERA_TRY(const OnnxConstant ratio, Constant(node, 1));
-    if (ratio.values.size() != 1) return InvalidInput("has no single ratio");
-    probability = ratio.values[0];
-  }
-  bool training = false;
-  if (Has(node, 2)) {
-    TESSERA_TRY(const OnnxConstant mode, Constant(node, 2));
-    training = !mode.values.empty() && mode.values[0] != 0;
-  }
-  if (training && probability > 0) {
-    if (!(probability <= 0.99)) {
-      return InvalidInput("drops more than 0.99 of its elements");
-    }
-    TESSERA_TRY(Activation x, Computed(node, 0));
-    TESSERA_TRY(x, Materialise(std::move(x)));
-    const std::string letters = Letters().Of(x.own);
-    x.tensor = builder_.Add1(
-        "dropout", Unique(NameOf(node)), {x.tensor}, letters + "->" + letters,
-        {{"probability", probability}, {"salt", Number(dropouts_++)}});
-    Set(node, ActivationValue(std::move(x)));
-    return {};
-  }
-  Set(node, In(node, 0));
-  return {};
-}
-
-namespace {
-
-// Whether the function that a node makes is 0 or 1 everywhere.
-bool MakesMarks(const Expression* f) {
-  return f != nullptr && (!ComparisonOf(f->op).empty() || f->op == "Not");
-}
-
-}  // namespace
-
-std::optional<int64_t> Walk::TypeOf(const OnnxNode& node, size_t i) const {
-  if (!Has(node, i)) return std::nullopt;
-  const std::string& name = node.inputs[i];
-  if (const auto given = types_.find(name); given != types_.end()) {
-    return given->second;
-  }
-  if (const OnnxNode* const cast = Producer(name, "Cast")) {
-    return cast->Int("to", kOnnxFloat);
-  }
-  const Value& value = In(node, i);
-  if (value.Is(Value::Kind::kConstant) || value.Is(Value::Kind::kLarge)) {
-    const OnnxNode* const made = Producer(name, "Constant");
-    const OnnxAttribute* const tensor =
-        made == nullptr ? nullptr : made->Find("value");
-    if (tensor != nullptr) return tensor->t.type;
-    return value.constant.is_float ? std::optional<int64_t>(kOnnxFloat)
-                                   : std::nullopt;
-  }
-  const Activation& x = value.x;
-  if (ids_.contains(x.tensor) || marks_.contains(x.tensor) ||
-      MakesMarks(x.f.get())) {
-    return std::nullopt;  // whole numbers or bools
-  }
-  return kOnnxFloat;
-}
-
-Result<void> Walk::CastLike(const OnnxNode& node) {
-  const auto to = TypeOf(node, 1);
-  if (!to) {
-    return InvalidInput("casts to the type of operand 1, which is not known");
-  }
-  OnnxAttribute type;
-  type.name = "to";
-  type.i = *to;
-  OnnxNode& cast = parts_.emplace_back(node);
-  cast.op = "Cast";
-  cast.inputs.resize(1);
-  cast.attributes = {type};
-  return Map(cast);
-}
-
-Result<void> Walk::Identity(const OnnxNode& node) {
-  const bool casts = node.op == "Cast";
-  const int64_t to = casts ? node.Int("to", kOnnxFloat) : kOnnxFloat;
-  if (to == 8 || to > 16) {  // of 4 and 8 bits, and texts
-    return InvalidInput("makes elements of a type that is not supported");
-  }
-  if (!IsOnnxFloat(static_cast<int>(to))) {
-    // Whole numbers of one width or another.
-    if (In(node, 0).Is(Value::Kind::kWeight)) {
-      return InvalidInput(
-          "rounds a tensor of the file that is trained: expected that it is "
-          "one of model.frozen");
-    }
-    TESSERA_TRY(Activation x, Computed(node, 0));
-    if (MakesMarks(x.f.get())) {
-      TESSERA_TRY(x, Materialise(std::move(x)));
-      marks_.insert(x.tensor);
-    }
-    if (x.f != nullptr ||
-        !(ids_.contains(x.tensor) || marks_.contains(x.tensor))) {
-      return InvalidInput("rounds what is computed");
-    }
-    Set(node, ActivationValue(std::move(x)));
-    return {};
-  }
-  Value value = In(node, 0);
-  // Such a node gives a name to one of several equal tensors.
-  if (value.Is(Value::Kind::kWeight) && value.order.size() < 2) {
-    value.weight = node.outputs[0];
-  }
-  Set(node, std::move(value));
-  return {};
-}
-
-Result<void> Walk::Flat(const OnnxNode& node) {
-  TESSERA_TRY(Activation x, Computed(node, 0));
+bool Walk::IsFirstState(const OnnxNode& node) const {
   const Shape shape = ShapeOf(In(node, 0));
-  int64_t axis = node.Int("axis", 1);
-  if (axis < 0) axis += std::ssize(shape);
-  if (axis < 0 || axis > std::ssize(shape)) {
-    return InvalidInput("has no dimension " + std::to_string(axis));
-  }
-  Shape flat = {1, 1};
-  for (size_t d = 0; d < shape.size(); ++d) {
-    flat[static_cast<int64_t>(d) < axis ? 0 : 1] *= shape[d];
-  }
-  TESSERA_TRY(x, Relabelled(std::move(x), flat));
-  Set(node, ActivationValue(std::move(x)));
-  return {};
+  return UniformIn(node, 0).has_value() && shape.size() == 2 &&
+         shape[0] == sizes_.batch && shape[1] <= kMostConstants;
 }
 
-Result<void> Walk::Reshape(const OnnxNode& node) {
-  TESSERA_TRY(Shape shape, Ints(node, 1));
-  const Shape from = ShapeOf(In(node, 0));
-  double all = 1;
-  for (int64_t extent : from) all *= Number(extent);
-  double known = 1;
-  int64_t open = -1;
-  for (size_t d = 0; d < shape.size(); ++d) {
-    if (shape[d] == 0 && node.Int("allowzero", 0) == 0 && d < from.size()) {
-      shape[d] = from[d];
-    }
-    if (shape[d] == -1 && open < 0) {
-      open = static_cast<int64_t>(d);
-    } else {
-      known *= Number(shape[d]);
-    }
-  }
-  if (open >= 0 && known >= 1) {
-    shape[static_cast<size_t>(open)] = static_cast<int64_t>(all / known);
-    known *= Number(shape[static_cast<size_t>(open)]);
-  }
-  const bool negative =
-      std::ranges::any_of(shape, [](int64_t extent) { return extent < 0; });
-  if (known != all || negative) {
-    return InvalidInput("cannot make " + TextOf(shape) + " of " + TextOf(from));
-  }
-  if (In(node, 0).Is(Value::Kind::kPieces) && !shape.empty() &&
-      In(node, 0).axis + 1 == from.size() && shape.back() == from.back()) {
-    Value value = In(node, 0);
-    for (Activation& piece : value.pieces) {
-      shape.back() = Extent(piece.dims.back());
-      TESSERA_TRY(piece, Relabelled(std::move(piece), shape));
-    }
-    value.axis = shape.size() - 1;
-    Set(node, std::move(value));
-    return {};
-  }
-  return SetReshaped(node, shape);
-}
-
-Result<void> Walk::SetReshaped(const OnnxNode& node, const Shape& to) {
-  if (In(node, 0).Is(Value::Kind::kConstant)) {
-    TESSERA_TRY(OnnxConstant constant, Constant(node, 0));
-    constant.shape = to;
-    Value value = ConstantValue(std::move(constant));
-    value.source = In(node, 0).source;  // a number of the file (AsWeight)
-    Set(node, std::move(value));
-    return {};
-  }
-  if (const auto& large = In(node, 0).large) {
-    Set(node, LargeValue(ReshapeLargeOnnx(*large, to)));
-    return {};
-  }
-  if (In(node, 0).Is(Value::Kind::kSteps)) {
-    Value value = In(node, 0);
-    TESSERA_TRY(value.x, Relabelled(std::move(value.x), to));
-    Set(node, std::move(value));
-    return {};
-  }
-  if (In(node, 0).Is(Value::Kind::kPieces)) {
-    TESSERA_TRY(const bool joined, JoinDirections(node, to));
-    if (joined) return {};
-  }
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  TESSERA_TRY(x, Relabelled(std::move(x), to));
-  Set(node, ActivationValue(std::move(x)));
-  return {};
-}
-
-Result<void> Walk::Squeeze(const OnnxNode& node) {
+Result<Activation> Walk::FirstState(const OnnxNode& node) {
   const Shape shape = ShapeOf(In(node, 0));
-  std::vector<int64_t> axes = node.Ints("axes", {});
-  if (Has(node, 1)) {
-    TESSERA_TRY(axes, Ints(node, 1));
+  const std::vector<double> numbers(static_cast<size_t>(shape[1]),
+                                    UniformIn(node, 0).value());
+  Activation x;
+  TESSERA_TRY(const Atom f, Whole(AtomOf(node, "state"), shape[1], 'f'));
+  x.own = {f};
+  x.dims = {{}, {f}};
+  if (shape[0] > 1) {
+    TESSERA_TRY(const Atom copies,
+                Whole(AtomOf(node, "copies"), shape[0], 'r'));
+    x.dims[0] = {copies};
   }
-  const bool all = axes.empty();
-  std::set<size_t> out;
-  for (size_t d = 0; all && d < shape.size(); ++d) {
-    if (shape[d] == 1) out.insert(d);
-  }
-  for (int64_t axis : axes) {
-    const auto d = AxisOf(axis, shape.size());
-    if (!d || shape[*d] != 1) {
-      return InvalidInput("cannot leave out dimension " + std::to_string(axis) +
-                          " of " + TextOf(shape));
-    }
-    out.insert(*d);
-  }
-  Shape to;
-  for (size_t d = 0; d < shape.size(); ++d) {
-    if (!out.contains(d)) to.push_back(shape[d]);
-  }
-  return SetReshaped(node, to);
-}
-
-Result<void> Walk::Unsqueeze(const OnnxNode& node) {
-  std::vector<int64_t> axes = node.Ints("axes", {});
-  if (Has(node, 1)) {
-    TESSERA_TRY(axes, Ints(node, 1));
-  }
-  const Shape from = ShapeOf(In(node, 0));
-  const size_t rank = from.size() + axes.size();
-  std::set<size_t> ones;
-  for (int64_t axis : axes) {
-    const auto d = AxisOf(axis, rank);
-    if (!d || !ones.insert(*d).second) {
-      return InvalidInput("has no dimension " + std::to_string(axis));
-    }
-  }
-  Shape to;
-  for (size_t d = 0, next = 0; d < rank; ++d) {
-    to.push_back(ones.contains(d) ? 1 : from[next++]);
-  }
-  return SetReshaped(node, to);
-}
-
-namespace {
-
-std::vector<Dim> Turned(const std::vector<Dim>& dims,
-                        std::span<const size_t> axes) {
-  std::vector<Dim> turned;
-  for (size_t axis : axes) turned.push_back(dims[axis]);
-  return turned;
-}
-
-}  // namespace
-
-Result<std::vector<size_t>> Walk::OrderOf(const OnnxNode& node, size_t rank) {
-  std::vector<int64_t> perm = node.Ints("perm", {});
-  if (perm.empty()) {
-    perm.resize(rank);
-    std::iota(perm.rbegin(), perm.rend(), 0);
-  }
-  std::vector<size_t> order;
-  for (int64_t axis : perm) {
-    const auto d = AxisOf(axis, rank);
-    if (d && std::ranges::count(order, *d) == 0) order.push_back(*d);
-  }
-  if (order.size() != rank || perm.size() != rank) {
-    return InvalidInput("perm is no order of its dimensions");
-  }
-  return order;
-}
-
-Result<void> Walk::Transpose(const OnnxNode& node) {
-  Value value = In(node, 0);
-  TESSERA_TRY(const std::vector<size_t> axes,
-              OrderOf(node, ShapeOf(value).size()));
-  if (value.Is(Value::Kind::kConstant)) {
-    value.constant = TransposeOnnx(value.constant, axes);
-  } else if (value.large) {
-    value = LargeValue(TransposeLargeOnnx(*value.large, axes));
-  } else if (value.Is(Value::Kind::kWeight)) {
-    std::vector<size_t> reordered;
-    for (size_t axis : axes) reordered.push_back(value.order[axis]);
-    value.order = std::move(reordered);
-  } else if (value.Is(Value::Kind::kPieces)) {
-    for (Activation& piece : value.pieces)
-      piece.dims = Turned(piece.dims, axes);
-    const auto at = std::ranges::find(axes, value.axis);
-    value.axis = static_cast<size_t>(at - axes.begin());
-  } else if (value.Is(Value::Kind::kSteps)) {
-    value.x.dims = Turned(value.x.dims, axes);
-  } else {
-    TESSERA_TRY(Activation x, Computed(node, 0));
-    x.dims = Turned(x.dims, axes);
-    value = ActivationValue(std::move(x));
-  }
-  Set(node, std::move(value));
-  return {};
+  x.tensor =
+      builder_.Constant(Unique(NameOf(node) + ".state"), {shape[1]}, numbers);
+  return x;
 }
 
 std::span<const Walk::Row> Walk::Rows() {
@@ -961,6 +467,8 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Sum", "sums", &Walk::Variadic},
       {"Tan", "sin, cos and divide", &Walk::Function1},
       {"ThresholdedRelu", "a comparison and a product", &Walk::Function1},
+      {"Tile", "nothing, as Expand; of several places concat_channels",
+       &Walk::Tile},
       {"TopK", "top_k", &Walk::TopK},
       {"Transpose", "nothing", &Walk::Transpose},
       {"Unsqueeze", "nothing", &Walk::Unsqueeze},
@@ -1200,10 +708,11 @@ Result<void> Walk::Map(const OnnxNode& node) {
 }
 
 void Walk::Run() {
-  FindPatches();
   FindSlabs();
   FindRotary();
   FindNumbers();
+  FindRows();
+  FindPatches();
   for (const BoundInput& input : sizes_.inputs) {
     if (input.all_ones) {
       values_[input.input->name] =
@@ -1267,213 +776,11 @@ void Walk::Run() {
   // Weights are not called as what Extra makes.
   names_.insert(
       {"mask_positions", "patch_rows", "patches", "positions", "zeros"});
+  for (const OnnxNode* row : rows_) MapOrName(*row);
   for (const OnnxNode& node : model_.nodes) {
     if (!done_.contains(&node) && needed_.contains(&node)) MapOrName(node);
   }
   whole_ = true;
-}
-
-namespace {
-
-// Blocks end where a single tensor goes on. Each has a dense layer, convolution
-// or lookup, and is called by the first of them. Those of recurrent layers are
-// the runs of steps that it has already.
-void CutIntoBlocks(Graph& graph, const std::set<std::string>& runs) {
-  const std::vector<std::string> named = std::move(graph.blocks);
-  std::vector<size_t> last_read(graph.tensors.size(), 0);
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    for (TensorId id : graph.nodes[i].operands) last_read[id.index()] = i;
-  }
-  graph.blocks.clear();
-  std::set<TensorId> alive;  // computed, and read behind this node
-  size_t begin = 0;          // of what may become a block
-  bool begun = false;        // whether it is one
-  int within = -1;           // of `named`
-  const auto start = [&](const std::string& name, size_t i) {
-    graph.blocks.push_back(name);
-    begun = true;
-    for (size_t j = begin; j < i; ++j) {
-      graph.nodes[j].block = static_cast<int>(graph.blocks.size()) - 1;
-    }
-  };
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    Node& node = graph.nodes[i];
-    const auto of = static_cast<size_t>(node.block);
-    const bool steps = of < named.size() && runs.contains(named[of]);
-    if (node.block != std::exchange(within, node.block) && i > 0) {
-      // What is in front of a first layer is in its block.
-      if (begun || !steps) begin = i;
-      begun = false;
-    }
-    const bool layer =
-        node.op->op_class != OpClass::kMemory || node.op->name == "embedding";
-    if (!begun && (steps || layer)) start(steps ? named[of] : node.name, i);
-    node.block = std::max(0, static_cast<int>(graph.blocks.size()) - 1);
-    for (TensorId id : node.results) {
-      if (last_read[id.index()] > i) alive.insert(id);
-    }
-    for (TensorId id : node.operands) {
-      if (last_read[id.index()] == i) alive.erase(id);
-    }
-    if (alive.size() == 1 && !steps) {
-      begin = i + 1;
-      begun = false;
-    }
-  }
-  if (graph.blocks.empty()) graph.blocks.push_back(graph.nodes[0].name);
-}
-
-}  // namespace
-
-Result<OnnxComputation> Walk::FinishComputation() {
-  TESSERA_RETURN_IF_ERROR(Problems());
-  OnnxComputation made;
-  TensorId loss;
-  bool computes = false;  // besides constants
-  for (const std::string& name : outputs_) {
-    const std::string where = path_ + ": output '" + name + "'";
-    OnnxNode reader;
-    reader.name = name + ".sum";
-    reader.inputs = {name};
-    reader.outputs = {name + ".sum"};
-    OnnxComputation::Output& output = made.outputs.emplace_back();
-    output.name = name;
-    if (In(reader, 0).Is(Value::Kind::kConstant)) {
-      output.shape = In(reader, 0).constant.shape;
-      output.values = In(reader, 0).constant.values;
-      continue;
-    }
-    auto x = Computed(reader, 0);
-    if (x) x = Materialise(*std::move(x));
-    if (!x) return x.error().At(where);
-    output.tensor = x->tensor;
-    output.shape = ShapeOf(ActivationValue(*x));
-    for (size_t d = 0; d < x->dims.size(); ++d) {
-      if (auto own = CheckOwn(*x, d); !own) return own.error().At(where);
-    }
-    for (const Atom& atom : Flatten(x->dims)) {
-      const auto at = std::ranges::find(x->own, atom.id, &Atom::id);
-      output.order.push_back(static_cast<size_t>(at - x->own.begin()));
-    }
-    Letters of_x("v");
-    std::string letters = of_x.Of(x->own);
-    if (ids_.contains(x->tensor)) {
-      // Of numbers that can be added up.
-      x->tensor = builder_.Add1("one_hot", Unique(reader.name + ".marks"),
-                                {x->tensor}, letters + "->" + letters + "v",
-                                {{"first", 0}, {"places", 1}});
-      letters += "v";
-    }
-    const TensorId sum = builder_.Add1("reduce_sum", Unique(reader.name),
-                                       {x->tensor}, letters + "->");
-    loss = computes ? builder_.Add1("add", Unique(reader.name + ".all"),
-                                    {loss, sum}, ",->")
-                    : sum;
-    computes = true;
-  }
-  if (computes) {
-    TESSERA_TRY(made.graph, builder_.Finish(loss));
-  }
-  for (const BoundInput& input : sizes_.inputs) {
-    made.inputs.push_back(
-        {input.input->name, values_[input.input->name].x.tensor});
-  }
-  made.layout = layout_;
-  return made;
-}
-
-Result<Graph> Walk::Finish() {
-  TESSERA_RETURN_IF_ERROR(Problems());
-  const std::string output = outputs_.empty() ? "" : outputs_[0];
-  const std::string where = path_ + ": output '" + output + "'";
-  if (!values_.contains(output) ||
-      std::ranges::count(model_.outputs, output) == 0) {
-    std::vector<std::string_view> known(model_.outputs.begin(),
-                                        model_.outputs.end());
-    return Error{ErrorCode::kNotFound,
-                 UnknownName("output", output, known).message, path_};
-  }
-  OnnxNode reader;
-  reader.name = output;
-  reader.inputs = {output};
-  reader.outputs = {output + ".loss"};
-  if (In(reader, 0).Is(Value::Kind::kSteps)) {
-    if (auto whole = Computed(reader, 0); !whole) {
-      return whole.error().At(where);
-    }
-  }
-  const Value& value = In(reader, 0);
-  if (!value.Is(Value::Kind::kActivation) && !value.Is(Value::Kind::kSoftmax)) {
-    return InvalidInput("is not computed from the inputs", where);
-  }
-  const LossRow* row = &Losses()[0];
-  if (const auto named = options_.overrides.find("loss");
-      named != options_.overrides.end()) {
-    TESSERA_TRY(row, Find("loss", Losses(), WordsOf(named->second)));
-  }
-  if (row->of_elements && value.Is(Value::Kind::kSoftmax)) {
-    return InvalidInput("ends in a softmax, which " + std::string(row->name) +
-                            " does not go with",
-                        where);
-  }
-  auto logits = Materialise(value.x);
-  if (logits && logits->own.size() > logits->dims.size()) {
-    logits = WithoutOnes(reader, *std::move(logits));
-  }
-  // Such as of steps in front of samples, turned behind the last layer.
-  if (logits && logits->own.size() == Flatten(logits->dims).size()) {
-    logits = Contiguous(reader, *std::move(logits));
-  }
-  if (!logits) return logits.error().At(where);
-  const Activation& x = *logits;
-  for (size_t d = 0; d < x.dims.size(); ++d) {
-    if (auto own = CheckOwn(x, d); !own) return own.error().At(where);
-  }
-  TensorId loss;
-  if (row->of_elements) {
-    TESSERA_TRY(loss, ElementLoss(*row, x, where));
-  } else {
-    TESSERA_TRY(loss, CrossEntropy(x, where));
-  }
-  auto graph = builder_.Finish(loss);
-  if (!graph) return graph.error().At(path_);
-  graph->seq_len = seq_len_;
-  CutIntoBlocks(*graph, runs_of_steps_);
-  WarnOfTrained();
-  if (options_.layout != nullptr) *options_.layout = layout_;
-  return graph;
-}
-
-Result<TensorId> Walk::ElementLoss(const LossRow& row, const Activation& x,
-                                   const std::string& where) {
-  if (x.own.empty() || x.own[0].letter != 'b') {
-    return InvalidInput("is " + TextOf(ShapeOf(ActivationValue(x))) +
-                            ": expected the samples first",
-                        where);
-  }
-  const TensorId targets = builder_.Input(
-      "targets", ExtentsOf(x.own), options_.dtype.value_or(DType::kFloat32));
-  return AddElementLoss(builder_, row, "loss", x.tensor, targets,
-                        Letters().Of(x.own), 1);
-}
-
-Result<TensorId> Walk::CrossEntropy(const Activation& x,
-                                    const std::string& where) {
-  const size_t rank = x.own.size();
-  if ((rank != 2 && rank != 3) || x.dims.empty() || x.dims.back().size() != 1 ||
-      !SameAtoms(Flatten(x.dims), x.own) || x.own[0].letter != 'b' ||
-      (rank == 3 && x.own[1].letter != 's')) {
-    return InvalidInput("is " + TextOf(ShapeOf(ActivationValue(x))) +
-                            ": expected a number for each class, of each "
-                            "sample or of each token",
-                        where);
-  }
-  const TensorId labels = builder_.Input(
-      "labels", ExtentsOf(std::span(x.own).first(rank - 1)), DType::kInt32);
-  const TensorId count =
-      builder_.Add1("count_labels", "count", {labels}, rank == 2 ? "b->" : "");
-  return builder_.Add1("cross_entropy", "loss", {x.tensor, labels, count},
-                       rank == 2 ? "bv,b,->,b" : "");
 }
 
 }  // namespace tessera::onnx

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -182,6 +183,8 @@ class Walk {
   Result<Activation> Known(const OnnxNode& node, size_t i);
   // With its tensor's dimensions in the order of the file's.
   Result<Activation> Contiguous(const OnnxNode& node, Activation x);
+  // The same of x's last dimension and of all others that no Expand repeats.
+  Result<Activation> EndingInLast(const OnnxNode& node, Activation x);
   // With dimension d one atom of its tensor, which is what reads it may ask
   // for: atoms of several are joined, a dimension of 1 is made.
   Result<Activation> Joined(const OnnxNode& node, Activation x, size_t d);
@@ -208,9 +211,20 @@ class Walk {
   Result<TensorId> Weight(const Value& value, std::vector<size_t> order,
                           const Shape& shape, double stddev,
                           double constant = 0, RowRange rows = {});
+  // Where several nodes read a matrix, some of them features of which a
+  // dimension of 1 is left, such as of an image, all read it without.
+  void ReadAlike(const std::string& weight, const Shape& shape);
+  // A layer's bias. Where nodes share the layer's matrix they share it, too.
+  Result<TensorId> BiasOf(const Value& bias, const Value& matrix,
+                          const Shape& shape, RowRange rows = {});
   // y = x w + bias over the last dimension of x. `transposed`: w is (in, out).
   Result<void> Dense(const OnnxNode& node, Activation x, const Value& w,
                      bool transposed, const Value* bias, const std::string& to);
+  // Whether operand 0 is one number for all features of all samples, such as
+  // the zeros that a loop over cells begins with.
+  bool IsFirstState(const OnnxNode& node) const;
+  // It as one row, which a layer reads as it reads the states behind it.
+  Result<Activation> FirstState(const OnnxNode& node);
   // What adds a bias to a product and alone reads it, or null.
   const OnnxNode* BiasBehind(const OnnxNode& node, int64_t features);
   // Images or signals; where `features` is true, features alone too.
@@ -254,6 +268,10 @@ class Walk {
     std::optional<Activation> tensor;
   };
   Result<NumberOrTensor> ElementOperand(const OnnxNode& node, size_t i);
+  // Where operand `i` is one number, of as many samples as there are, and the
+  // other one, such as a bias, is the same for all: the result is, too. False
+  // where they are others.
+  Result<bool> WithNumberOfEachSample(const OnnxNode& node, size_t i);
   // Of three tensors, or tensors and numbers, by the first one.
   Result<void> Choose(const OnnxNode& node);
   // Whether a tensor of shape `from` is broadcast to the shape of `to` alone.
@@ -298,6 +316,15 @@ class Walk {
                             int64_t places, std::string_view op,
                             std::vector<Attribute> attributes,
                             const std::string& what);
+  // Tensors that are joined along dimension `axis`, with what one of them has
+  // for each sample, or each place of another dimension, and others for all:
+  // these become sums with zeros that are made of that one.
+  Result<std::vector<Activation>> EachWhole(const OnnxNode& node,
+                                            std::vector<Activation> parts,
+                                            size_t axis);
+  // REQUIRES: there are some, of which the first has dimension `axis`.
+  Result<Activation> JoinedTensors(const OnnxNode& node,
+                                   std::vector<Activation> parts, size_t axis);
   // Places of `value` in front of dimension d's and behind them.
   Result<Activation> Padded(const OnnxNode& node, Activation x, size_t d,
                             int64_t before, int64_t behind, double value);
@@ -384,9 +411,15 @@ class Walk {
   // Of its results.
   Result<std::vector<int64_t>> SizesOfSplit(const OnnxNode& node,
                                             const Shape& shape) const;
+  // Whether x is all that a dense layer makes, and nothing was computed of it.
+  bool IsLayer(const Activation& x) const;
   // A slice of the features of a dense layer that is cut at its ends; false
   // where it is another one, or the layer is whole in this walk.
   Result<bool> SlicePiece(const OnnxNode& node);
+  // Whether a value is one token, of each sample or of all, that nothing reads
+  // but `joint`.
+  bool IsClassToken(const std::string& name, int64_t features,
+                    const OnnxNode& joint);
   void FindPatches();
   Result<void> JoinPatches(const OnnxNode& node);
   // Of two tensors that are computed: attention's.
@@ -413,6 +446,8 @@ class Walk {
   // Tensors of the file that are no weights: tables of angles, and what only
   // says which keys are seen, or is a constant.
   void FindNumbers();
+  // Tensors that are one row for each sample, all of them equal.
+  void FindRows();
   // Whether all nodes that read a value, wherever its elements are moved, are
   // such.
   bool AreRead(const std::string& value,
@@ -589,6 +624,7 @@ class Walk {
   Result<void> Recurrent(const OnnxNode& node);
   Result<void> Reshape(const OnnxNode& node);
   Result<void> Expand(const OnnxNode& node);
+  Result<void> Tile(const OnnxNode& node);
   Result<void> IsNaN(const OnnxNode& node);
   Result<void> ScatterElements(const OnnxNode& node);
   Result<void> Select(const OnnxNode& node);
@@ -637,6 +673,8 @@ class Walk {
   std::set<TensorId> ids_;                 // tensors of whole numbers
   std::set<TensorId> marks_;  // of the graph's type, but of 0 and 1
   std::map<std::string, MadeWeight> weights_;
+  // By the layer's matrix and the bias.
+  std::map<std::pair<std::string, std::string>, TensorId> biases_;
   PublishedLayout layout_;
   std::map<std::pair<TensorId, std::shared_ptr<const Expression>>, TensorId>
       materialised_;
@@ -651,7 +689,13 @@ class Walk {
   std::set<std::string> runs_of_steps_;                // blocks
   std::map<std::vector<TensorId>, TensorId> stacked_;  // by the steps
   std::map<TensorId, std::vector<TensorId>> unstacked_;
-  std::set<int> whole_layers_;  // atoms that are all features of a dense layer
+  // Atoms that are all features of a dense layer, and what that makes.
+  std::map<int, TensorId> whole_layers_;
+  std::vector<const OnnxNode*> rows_;  // Expands, in place of FindRows' tensors
+  // By tensor, the atoms of all dimensions, and which of these is one.
+  std::map<std::tuple<TensorId, std::vector<std::vector<int>>, size_t>,
+           Activation>
+      joined_;
   std::map<std::string, std::vector<RowRange>> slices_;  // of a value, so far
   std::map<std::string, size_t> slice_dims_;
   std::deque<OnnxTensor> cut_tensors_;

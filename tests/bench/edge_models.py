@@ -1,6 +1,7 @@
-"""Small models that only tools/export_torch.py is tried with: numbers near zero
-and far from it, loops of one's own, parameters that stand beside data, and
-mixtures of experts without joint weights."""
+"""Small models that tools/export_torch.py is tried with, and some of which
+against_onnx.py trains: numbers near zero and far from it, loops of one's own,
+parameters that stand beside data, and mixtures of experts without joint
+weights."""
 
 import torch
 from torch import nn

@@ -307,6 +307,74 @@ class ShuffledChannels(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class Cbam(nn.Module):
+    """Attention to channels and to places (Woo et al. 2018)."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.channels = nn.Sequential(nn.Flatten(), nn.Linear(8, 2), nn.ReLU(),
+                                      nn.Linear(2, 8))
+        self.places = nn.Conv2d(2, 1, 7, padding=3, bias=False)
+        self.fc = nn.Linear(8, LABELS)
+
+    def forward(self, images):
+        x = self.stem(images)
+        weights = self.channels(F.adaptive_avg_pool2d(x, 1)) + self.channels(
+            F.adaptive_max_pool2d(x, 1))
+        x = x * torch.sigmoid(weights)[..., None, None].expand_as(x)
+        both = torch.cat([x.max(1, True)[0], x.mean(1, True)], 1)
+        x = x * torch.sigmoid(self.places(both))
+        return self.fc(x.mean((2, 3)))
+
+
+class LearnedTokens(nn.Module):
+    """Patches of an image between learned tokens, two of which are read, as
+    DeiT's are."""
+
+    def __init__(self, spread):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+        self.first = nn.Parameter(torch.randn(1, 1, 16))
+        self.second = nn.Parameter(torch.randn(1, 1, 16))
+        self.last = nn.Parameter(torch.randn(1, 2, 16))
+        self.positions = nn.Parameter(torch.randn(1, 20, 16))
+        self.layer = nn.TransformerEncoderLayer(16, 4, 32, 0, batch_first=True)
+        self.fc = nn.Linear(16, LABELS)
+        self.spread = spread
+
+    def forward(self, images):
+        spread = lambda tokens: self.spread(tokens, images.shape[0])
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([spread(self.first), spread(self.second), x,
+                       spread(self.last)], 1)
+        x = self.layer(x + self.positions)
+        return self.fc(x[:, 0] + x[:, 1])
+
+
+class Queries(nn.Module):
+    """Learned queries that read an image (DETR)."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+        self.positions = nn.Parameter(torch.randn(1, 16, 16))
+        self.queries = nn.Embedding(5, 16)
+        self.layer = nn.TransformerDecoderLayer(16, 4, 32, 0, batch_first=True)
+        self.fc = nn.Linear(16, LABELS)
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.positions
+        queries = self.queries.weight[None].expand(images.shape[0], -1, -1)
+        return self.fc(self.layer(queries, x).mean(1))
+
+
+def vit():
+    """Torchvision's, a small one."""
+    return torchvision.models.VisionTransformer(16, 4, 2, 4, 16, 32,
+                                                num_classes=LABELS)
+
+
 TORCHVISION = {
     "convnext_tiny": (torchvisions("convnext_tiny", stochastic_depth_prob=0,
                                    layer_scale=0.1), numbers(3, 64, 64)),
@@ -342,6 +410,15 @@ MODELS = {
     "normed": (Normed, numbers(3, 16, 16)),
     "depths": (Depths, tokens),
     "convnext": (ConvNext, numbers(3, 16, 16)),
+    "cbam": (Cbam, numbers(3, 8, 8)),
+    "tokens-expanded": (functools.partial(
+        LearnedTokens, lambda tokens, n: tokens.expand(n, -1, -1)),
+        numbers(3, 16, 16)),
+    "tokens-repeated": (functools.partial(
+        LearnedTokens, lambda tokens, n: tokens.repeat(n, 1, 1)),
+        numbers(3, 16, 16)),
+    "queries-of-images": (Queries, numbers(3, 16, 16)),
+    "torchvision-vit": (vit, numbers(3, 16, 16)),
     **TORCHVISION,
 }
 

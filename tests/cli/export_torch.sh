@@ -324,7 +324,8 @@ if "$python" -c 'import numpy, onnxruntime' 2>/dev/null; then
     multi-head-weights transformer series-gru spreads in-place repeats alibi \
     axial sinusoids known-choice masked-numbers near-zero far-from-zero \
     two-tensors read-twice prompt queries shifted lstm-cell gru-cell attended \
-    experts-soft experts-scatter experts-where >plain.json 2>"$work/stderr" ||
+    experts-soft experts-scatter experts-where cbam queries-of-images \
+    >plain.json 2>"$work/stderr" ||
     fail "not as PyTorch: $(cat plain.json)"
 fi
 

@@ -74,6 +74,20 @@ cp "$onnx/mlp.onnx" "$work/other.pb"
 fails 2 "other.pb: is an ONNX model: expected a binary Graph" simulate \
   --model "$work/other.pb" --cluster local-cpu:1 --global-batch 8
 
+# Attention to channels and places, learned tokens beside those of an image, and
+# a loop over a cell: on one rank as on four.
+for model in cbam tokens-expanded-dynamo lstm-cell; do
+  of=(--model "$onnx/$model.onnx" --global-batch 8)
+  if [ $model = lstm-cell ]; then of+=(--seq-len 16 "${text[@]}"); fi
+  for strategy in dp=2,tp=2 pp=2,tp=2; do
+    "$tessera" run "${of[@]}" --steps 2 --seed 5 --nproc 4 \
+      --strategy $strategy --json >"$work/split.json" 2>"$work/stderr"
+    "$tessera" run "${of[@]}" --steps 2 --seed 5 --json >"$work/one.json" \
+      2>"$work/stderr"
+    same_losses 1e-4 "$work/split.json"
+  done
+done
+
 # Experts that a router chooses: on one rank as on four.
 for model in routed mixtral; do
   routed=(--model "$onnx/$model.onnx" --global-batch 8 --seq-len 16)

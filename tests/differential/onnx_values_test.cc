@@ -15,6 +15,7 @@
 
 #include "planner/base/element_count.h"
 #include "planner/base/file.h"
+#include "planner/io/published_weights.h"
 #include "tests/support/onnx_bytes.h"
 #include "tests/support/temp_path.h"
 
@@ -216,6 +217,299 @@ TEST(OnnxValues, LayersReadWhatIsRepeatedForSamples) {
   ExpectValues(summed, [&](int64_t i, int64_t f) {
     return 2 * InputAt(i, f) + product(0, f) + product(1, f);
   });
+}
+
+// Class tokens, prompts: tokens that are the same for all samples beside those
+// of each, [samples, tokens, features], joined as they are named.
+TEST(OnnxValues, WhatIsTheSameForAllSamplesIsJoinedToEach) {
+  const auto joined = [](const std::vector<std::string>& tokens,
+                         const Message& repeat) {
+    return Computed(
+        {Weights("k", {1, 2, 4}), Weights("m", {4}),
+         IntsOf("two", {kSamples, 2, 4}), IntsOf("one", {kSamples, 1, 4}),
+         IntsOf("times", {kSamples, 1, 1}), IntsOf("middle", {1}),
+         IntsOf("flat", {0, -1})},
+        {NodeOf("Unsqueeze", "u", {"x", "middle"}, "u"), repeat,
+         NodeOf("Expand", "second", {"m", "one"}, "mm"),
+         NodeOf("Concat", "tokens", tokens, "tokens",
+                {IntAttribute("axis", 1)}),
+         NodeOf("Reshape", "flat", {"tokens", "flat"}, "logits")});
+  };
+  const Message expand = NodeOf("Expand", "first", {"k", "two"}, "kk");
+  for (const Message& repeat :
+       {expand, NodeOf("Tile", "first", {"k", "times"}, "kk")}) {
+    ExpectValues(
+        joined({"kk", "u", "mm"}, repeat),
+        [](int64_t i, int64_t f) {
+          return f < 8    ? WeightAt(f)
+                 : f < 12 ? InputAt(i, f - 8)
+                          : WeightAt(f - 12);
+        },
+        16);
+  }
+  ExpectValues(
+      joined({"u", "mm"}, expand),
+      [](int64_t i, int64_t f) {
+        return f < 4 ? InputAt(i, f) : WeightAt(f - 4);
+      },
+      8);
+}
+
+// Two tokens that meet each other first, as those of DeiT.
+TEST(OnnxValues, AJointOfWhatIsRepeatedIsRepeated) {
+  ExpectValues(
+      Computed(
+          {Weights("k", {1, 1, 4}), Weights("m", {1, 2, 4}),
+           IntsOf("one", {kSamples, 1, 4}), IntsOf("two", {kSamples, 2, 4}),
+           IntsOf("middle", {1}), IntsOf("flat", {0, -1})},
+          {NodeOf("Expand", "first", {"k", "one"}, "kk"),
+           NodeOf("Expand", "second", {"m", "two"}, "mm"),
+           NodeOf("Concat", "both", {"kk", "mm"}, "both",
+                  {IntAttribute("axis", 1)}),
+           NodeOf("Unsqueeze", "u", {"x", "middle"}, "u"),
+           NodeOf("Concat", "all", {"both", "u"}, "all",
+                  {IntAttribute("axis", 1)}),
+           NodeOf("Reshape", "flat", {"all", "flat"}, "logits")}),
+      [](int64_t i, int64_t f) {
+        return f < 4    ? WeightAt(f)
+               : f < 12 ? WeightAt(f - 4)
+                        : InputAt(i, f - 12);
+      },
+      16);
+}
+
+TEST(OnnxValues, RowsOfTheFileForEachSampleAreNotJoined) {
+  EXPECT_THAT(Refusal(Computed({Weights("k", {kSamples, 4})},
+                               {NodeOf("Concat", "joint", {"k", "x"}, "logits",
+                                       {IntAttribute("axis", 1)})})),
+              HasSubstr("node 'joint' (Concat): a tensor that no input makes "
+                        "has a dimension of 3 places beside samples"));
+}
+
+// A row that PyTorch's newer exporter wrote for each sample, as it does where
+// it is given their number, is one weight.
+TEST(OnnxValues, EqualRowsOfAFoldedParameterAreOne) {
+  const auto joined = [](float last) {
+    Parts parts;
+    parts.inputs = {InputOf("x", 1, {"n", "4"})};
+    parts.weights = {
+        FloatsOf("cls", {kSamples, 2}, {0.5, 0.25, 0.5, 0.25, 0.5, last})};
+    parts.values = {Message().Text(1, "cls").Add(
+        4, NoteOf("pkg.onnxscript.optimizer.folded_from", "['token']"))};
+    parts.notes = {NoteOf("pkg.torch.export.ExportedProgram.graph_signature",
+                          "p_token: PARAMETER target='token'\n")};
+    parts.nodes = {NodeOf("Concat", "joint", {"cls", "x"}, "logits",
+                          {IntAttribute("axis", 1)})};
+    return parts;
+  };
+  const std::string path = TempPath("rows.onnx");
+  ImportOptions options;
+  options.global_batch = kSamples;
+  ASSERT_TRUE(WriteFileAtomically(path, BytesOf(joined(0.25))).has_value());
+  const auto made = ImportOnnxComputation(path, options);
+  ASSERT_TRUE(made.has_value()) << made.error().ToString();
+  EXPECT_EQ(ParameterCount(made->graph), 2);
+  // Written back, all rows are there.
+  ASSERT_EQ(made->layout.pieces.size(), 1u);
+  std::vector<int64_t> offsets;
+  for (const PublishedPiece& piece : made->layout.pieces.begin()->second) {
+    EXPECT_EQ(piece.tensor, "cls");
+    EXPECT_EQ(piece.begin, 0);
+    EXPECT_EQ(piece.count, 2);
+    offsets.push_back(piece.offset);
+  }
+  EXPECT_THAT(offsets, ::testing::UnorderedElementsAre(0, 2, 4));
+  const auto tensors = ComputeOnnx(*made, path, [](TensorId, HostTensor& x) {
+    for (int64_t i = 0; i < x.elements(); ++i) {
+      x.Set(i, InputAt(i / kFeatures, i % kFeatures));
+    }
+    return Result<void>();
+  });
+  ASSERT_TRUE(tensors.has_value()) << tensors.error().ToString();
+  ExpectValues(
+      ValuesOf(made->outputs[0], *tensors),
+      [](int64_t i, int64_t f) {
+        return f == 0 ? 0.5 : f == 1 ? 0.25 : InputAt(i, f - 2);
+      },
+      6);
+  // Others are of each sample, which a microbatch does not have.
+  ASSERT_TRUE(WriteFileAtomically(path, BytesOf(joined(0.75))).has_value());
+  const auto other = ImportOnnxComputation(path, options);
+  ASSERT_FALSE(other.has_value());
+  EXPECT_THAT(other.error().ToString(), HasSubstr("places beside samples"));
+}
+
+TEST(OnnxValues, TilesRepeatPlaces) {
+  const auto tiled = [](const std::vector<int64_t>& times) {
+    return Computed({IntsOf("times", times)},
+                    {NodeOf("Tile", "tile", {"x", "times"}, "logits")});
+  };
+  ExpectValues(
+      tiled({1, 3}), [](int64_t i, int64_t f) { return InputAt(i, f % 4); },
+      12);
+  EXPECT_THAT(Refusal(tiled({1, 2000})),
+              HasSubstr("node 'tile' (Tile): repeats a dimension 2000 times: "
+                        "expected at most 1024"));
+  EXPECT_THAT(Refusal(tiled({3})),
+              HasSubstr("node 'tile' (Tile): expected how often each of [3,4] "
+                        "is repeated, found 1 numbers"));
+  EXPECT_THAT(Refusal(tiled({1, 0})), HasSubstr("leaves no places"));
+  EXPECT_THAT(Refusal(tiled({2, 1})), HasSubstr("(Tile): joins a dimension "
+                                                "that is several, or samples"));
+}
+
+TEST(OnnxValues, NumbersOfEachSampleMeetWhatAllShare) {
+  ExpectValues(
+      Computed({Weights("k", {4}), IntsOf("shape", {kSamples, 4})},
+               {NodeOf("ConstantOfShape", "zeros", {"shape"}, "zeros"),
+                NodeOf("Add", "both", {"zeros", "k"}, "r"), Added()}),
+      [](int64_t i, int64_t f) { return InputAt(i, f) + WeightAt(f); });
+}
+
+int64_t ParametersOf(std::vector<Message> weights, std::vector<Message> nodes) {
+  Parts parts;
+  parts.inputs = {InputOf("x", 1, {"n", "4"})};
+  parts.weights = std::move(weights);
+  parts.nodes = std::move(nodes);
+  const std::string path = TempPath("parameters.onnx");
+  ImportOptions options;
+  options.global_batch = kSamples;
+  EXPECT_TRUE(WriteFileAtomically(path, BytesOf(parts)).has_value());
+  const auto graph = ImportOnnx(path, options);
+  EXPECT_TRUE(graph.has_value()) << graph.error().ToString();
+  return graph ? ParameterCount(*graph) : 0;
+}
+
+// A loop over cells, whose first state is zeros of each sample: the layer of
+// that is the layer of all states.
+TEST(OnnxValues, StepsShareTheirLayer) {
+  const std::vector<Message> weights = {Weights("k", {4}), Weights("w", {4, 4}),
+                                        IntsOf("shape", {kSamples, 4})};
+  const auto layer = [](bool gemm, const std::string& of,
+                        const std::string& to) -> std::vector<Message> {
+    if (gemm) return {NodeOf("Gemm", to, {of, "w", "k"}, to)};
+    return {NodeOf("MatMul", to + "p", {of, "w"}, to + "p"),
+            NodeOf("Add", to, {to + "p", "k"}, to)};
+  };
+  for (const bool gemm : {true, false}) {
+    std::vector<Message> nodes = {
+        NodeOf("ConstantOfShape", "zeros", {"shape"}, "zeros")};
+    const auto add = [&](const std::vector<Message>& more) {
+      nodes.insert(nodes.end(), more.begin(), more.end());
+    };
+    add(layer(gemm, "zeros", "a"));
+    add({NodeOf("Add", "first", {"a", "x"}, "h")});
+    add(layer(gemm, "h", "r"));
+    add({Added()});
+    ExpectValues(Computed(weights, nodes), [](int64_t i, int64_t o) {
+      double sum = InputAt(i, o) + WeightAt(o);
+      for (int64_t f = 0; f < 4; ++f) {
+        sum += (InputAt(i, f) + WeightAt(f)) * WeightAt(4 * f + o);
+      }
+      return sum;
+    });
+    EXPECT_EQ(ParametersOf(weights, nodes), 4 * 4 + 4) << gemm;
+  }
+}
+
+// The layer behind the mean and behind the largest of an image, as of CBAM, of
+// which the one has dimensions of 1 that the other lacks.
+TEST(OnnxValues, OneLayerReadsFeaturesOfTwoForms) {
+  const std::vector<Message> weights = {Weights("k", {4}), Weights("w", {4, 4}),
+                                        IntsOf("image", {0, 4, 1, 1})};
+  for (const bool first : {true, false}) {
+    const std::vector<Message> nodes = {
+        NodeOf("Reshape", "image", {"x", "image"}, "i"),
+        NodeOf("MaxPool", "pool", {"i"}, "m",
+               {Message().Text(1, "kernel_shape").Number(8, 1).Number(8, 1)}),
+        NodeOf("Flatten", "flat", {"m"}, "f"),
+        NodeOf("Gemm", "a", {first ? "f" : "x", "w", "k"}, "a"),
+        NodeOf("Gemm", "b", {first ? "x" : "f", "w", "k"}, "b"),
+        NodeOf("Add", "sum", {"a", "b"}, "logits")};
+    ExpectValues(Computed(weights, nodes), [](int64_t i, int64_t o) {
+      double sum = WeightAt(o);
+      for (int64_t f = 0; f < 4; ++f) {
+        sum += InputAt(i, f) * WeightAt(4 * f + o);
+      }
+      return 2 * sum;
+    });
+    EXPECT_EQ(ParametersOf(weights, nodes), 4 * 4 + 4) << first;
+  }
+}
+
+// Gates of a cell: the sum of two layers, in parts.
+TEST(OnnxValues, SumsOfLayersAreSplit) {
+  const auto product = [](int64_t i, int64_t o, double times) {
+    double sum = 0;
+    for (int64_t f = 0; f < 4; ++f) {
+      sum += times * InputAt(i, f) * WeightAt(8 * f + o);
+    }
+    return sum;
+  };
+  const auto gated = [](std::vector<Message> parts) {
+    std::vector<Message> nodes = {
+        NodeOf("MatMul", "input", {"x", "w"}, "a"),
+        NodeOf("Relu", "state", {"x"}, "h"),
+        NodeOf("MatMul", "recurrent", {"h", "v"}, "b"),
+        NodeOf("Add", "gates", {"a", "b"}, "g")};
+    nodes.insert(nodes.end(), parts.begin(), parts.end());
+    nodes.push_back(NodeOf("Mul", "cell", {"p", "q"}, "logits"));
+    return Computed(
+        {Weights("w", {4, 8}), Weights("v", {4, 8}), IntsOf("none", {0}),
+         IntsOf("half", {4}), IntsOf("all", {8}), IntsOf("last", {1})},
+        std::move(nodes));
+  };
+  const auto expected = [&](int64_t i, int64_t o) {
+    double sums[2] = {product(i, o, 1), product(i, o + 4, 1)};
+    for (int64_t f = 0; f < 4; ++f) {
+      const double state = std::max(InputAt(i, f), 0.0);
+      sums[0] += state * WeightAt(8 * f + o);
+      sums[1] += state * WeightAt(8 * f + o + 4);
+    }
+    return sums[0] * sums[1];
+  };
+  ExpectValues(gated({NodeOf("Slice", "p", {"g", "none", "half", "last"}, "p"),
+                      NodeOf("Slice", "q", {"g", "half", "all", "last"}, "q")}),
+               expected);
+  ExpectValues(
+      gated({NodeOf("Split", "s", {"g"}, "p", {IntAttribute("axis", 1)})
+                 .Text(2, "q")}),
+      expected);
+}
+
+// One place of a dimension that is several, such as an image's pixels.
+TEST(OnnxValues, PlacesOfADimensionThatIsSeveral) {
+  ExpectValues(
+      Computed(
+          {IntsOf("square", {0, 2, 2}), IntsOf("flat", {0, 4}),
+           IntsOf("two", {2})},
+          {NodeOf("Reshape", "square", {"x", "square"}, "s"),
+           NodeOf("Transpose", "turn", {"s"}, "t",
+                  {Message().Text(1, "perm").Number(8, 0).Number(8, 2).Number(
+                      8, 1)}),
+           NodeOf("Reshape", "flat", {"t", "flat"}, "f"),
+           NodeOf("Gather", "place", {"f", "two"}, "logits",
+                  {IntAttribute("axis", 1)})}),
+      [](int64_t i, int64_t) { return InputAt(i, 1); }, 1);
+}
+
+// The means and the largest of an image's channels, as channels.
+TEST(OnnxValues, ImagesAreJoinedAlongChannelsThatTheyLack) {
+  ExpectValues(Computed({IntsOf("image", {0, 2, 2, 1}), IntsOf("channels", {1}),
+                         IntsOf("flat", {0, -1})},
+                        {NodeOf("Reshape", "image", {"x", "image"}, "i"),
+                         NodeOf("ReduceSum", "sum", {"i", "channels"}, "s"),
+                         NodeOf("ReduceMax", "max", {"i"}, "m",
+                                {Message().Text(1, "axes").Number(8, 1)}),
+                         NodeOf("Concat", "both", {"s", "m"}, "b",
+                                {IntAttribute("axis", 1)}),
+                         NodeOf("Relu", "relu", {"b"}, "r"),
+                         NodeOf("Reshape", "flat", {"r", "flat"}, "logits")}),
+               [](int64_t i, int64_t f) {
+                 const double a = InputAt(i, f % 2);
+                 const double b = InputAt(i, f % 2 + 2);
+                 return std::max(f < 2 ? a + b : std::max(a, b), 0.0);
+               });
 }
 
 TEST(OnnxValues, ShapesThatDoNotFitAreRefused) {

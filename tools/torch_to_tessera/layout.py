@@ -42,9 +42,11 @@ def last_behind(walk, node, value):
     # What is the same for all samples may be there once.
     alike = x.viewed([[a for a in dim if a != walk.batch or a in x.own]
                       for dim in x.dims])
-    if last and x.own[-len(last):] == last and not alike.is_broadcast:
+    if alike.is_broadcast:
+        return in_order(walk, x)
+    if last and x.own[-len(last):] == last:
         return x
-    return in_order(walk, x)
+    return in_order(walk, alike).viewed(x.dims)
 
 
 def without_ones(walk, node, x):

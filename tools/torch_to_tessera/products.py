@@ -1,7 +1,8 @@
 """Products of matrices, and sums of products by an equation."""
 
 from .broadcasting import aligned, fit, held, rule_of
-from .dimensions import Atom, Letters, extent
+from .dimensions import Atom, Letters, extent, wide
+from .layout import without_ones
 from .problems import Unmappable
 from .values import Act
 
@@ -24,9 +25,21 @@ def product(walk, node, x, y):
                     dims[:-1] if row else dims)
 
 
+def summed_wide(walk, node, t, names, to):
+    """The same without what is left of an image of one place, such as a
+    pool's, in dimensions that are summed over: no other tensor has it."""
+    dims = [dim if name in to or extent(dim) == 1 else wide(dim)
+            for name, dim in zip(names, t.dims)]
+    gone = sum(map(len, t.dims)) > sum(map(len, dims))
+    return without_ones(walk, node, t.viewed(dims)) if gone else t
+
+
 def contraction(walk, node, tensors, labels, to):
     """A sum of products over dimensions by their labels, some of `to`."""
     dims, used = {}, set()
+    if len(tensors) == 2:
+        tensors = [summed_wide(walk, node, t, names, to)
+                   for t, names in zip(tensors, labels)]
     for t, names in zip(tensors, labels):
         for d, (name, dim) in enumerate(zip(names, t.dims)):
             known = dims.get(name)

@@ -99,6 +99,16 @@ TEST(OnnxFiles, HaveTheParametersOfTheirModels) {
       // A class token, places, and patches of 3x4x4.
       {"vit", kHidden + 17 * kHidden + dense(3 * 4 * 4, kHidden) +
                   2 * layer(32) + kNorm + dense(kHidden, 10)},  // up, down
+      // A layer reads the mean and the largest of the channels.
+      {"cbam",
+       3 * 8 * 9 + 8 + dense(8, 2) + dense(2, 8) + 2 * 49 + dense(8, 10)},
+      // Four tokens beside sixteen patches, and a place for each.
+      {"tokens-expanded-dynamo", 4 * kHidden + 20 * kHidden +
+                                     dense(3 * 4 * 4, kHidden) + layer(32) +
+                                     dense(kHidden, 10)},
+      // A cell's two biases are two layers'.
+      {"lstm-cell",
+       256 * kHidden + 2 * dense(kHidden, 4 * kHidden) + dense(kHidden, 256)},
   };
   for (const auto& [name, parameters] : models) {
     const auto graph = ImportModel(Fixture(name), Options(4, 16));
@@ -1641,18 +1651,39 @@ TEST(Onnx, WhatAnOperatorCannotDoIsSaidOfTheNode) {
                 NodeOf("Flatten", "flat", {"c"}, "logits")}};
   EXPECT_THAT(ErrorOf(deep), HasSubstr("expected a softmax of at most 5 "
                                        "dimensions, found 6"));
-  // Zeros that a loop over cells begins with, of as many rows as samples.
-  Parts zeros = SmallMlp();
-  zeros.weights.insert(
-      zeros.weights.end(),
-      {IntsOf("rows", {4, 6}), WeightOf("w3", {6, 5}), WeightOf("b3", {5})});
-  zeros.nodes[2] = NodeOf("ConstantOfShape", "zeros", {"rows"}, "z");
-  zeros.nodes.insert(zeros.nodes.begin() + 3,
-                     {NodeOf("Gemm", "state", {"z", "w3", "b3"}, "zw"),
-                      NodeOf("Add", "odd", {"y2", "zw"}, "y3")});
-  EXPECT_THAT(ErrorOf(zeros),
-              HasSubstr("node 'odd' (Add): a tensor that no input makes has a "
-                        "dimension of 4 places beside samples"));
+}
+
+// A convolution makes a token of each patch: behind one class token the data
+// are patches; of others, and other numbers of them, they are images.
+TEST(Onnx, OneClassTokenStandsInFrontOfPatches) {
+  const auto ops = [](int64_t tokens, const std::string& repeat) {
+    const Message strides =
+        Message().Text(1, "strides").Number(8, 4).Number(8, 4);
+    Message perm = Message().Text(1, "perm");
+    for (const int64_t d : {0, 2, 1}) perm.Number(8, d);
+    return OpsOf(Imported(
+        {.inputs = {InputOf("x", 1, {"n", "3", "8", "8"})},
+         .weights = {WeightOf("w", {6, 3, 4, 4}),
+                     WeightOf("token", {1, tokens, 6}), WeightOf("out", {6, 4}),
+                     IntsOf("flat", {0, 6, -1}), IntsOf("times", {4, 1, 1}),
+                     IntsOf("shape", {4, tokens, 6}), IntsOf("first", {0})},
+         .nodes = {NodeOf("Conv", "conv", {"x", "w"}, "c", {strides}),
+                   NodeOf("Reshape", "flat", {"c", "flat"}, "f"),
+                   NodeOf("Transpose", "turn", {"f"}, "t", {perm}),
+                   NodeOf(repeat, "each",
+                          {"token", repeat == "Tile" ? "times" : "shape"}, "e"),
+                   NodeOf("Concat", "joint", {"e", "t"}, "j",
+                          {IntAttribute("axis", 1)}),
+                   NodeOf("Gather", "place", {"j", "first"}, "p",
+                          {IntAttribute("axis", 1)}),
+                   NodeOf("Flatten", "features", {"p"}, "g"),
+                   NodeOf("MatMul", "fc", {"g", "out"}, "logits")}},
+        Options(4)));
+  };
+  for (const char* repeat : {"Expand", "Tile"}) {
+    EXPECT_FALSE(ops(1, repeat).contains("conv2d")) << repeat;
+    EXPECT_TRUE(ops(2, repeat).contains("conv2d")) << repeat;
+  }
 }
 
 // Types are those of operands, and what has another one would be rounded.
