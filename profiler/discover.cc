@@ -295,7 +295,9 @@ Host HostOfMachine(const Machine& machine, const HostSpeed& speed) {
   // A copied byte is read and written.
   host.memory_bandwidth = speed.all_cores * 2;
   if (speed.storage) {
-    host.source += "; storage measured by direct reads and writes";
+    host.source += std::string("; storage measured by ") +
+                   (speed.storage->direct ? "direct" : "buffered") +
+                   " reads and writes";
     host.storage = speed.storage->free;
     host.storage_read = speed.storage->read;
     host.storage_write = speed.storage->write;

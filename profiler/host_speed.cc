@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "planner/base/threads.h"
 #include "runtime/storage/file_tier.h"
-#include "runtime/thread_pool.h"
 
 namespace tessera {
 namespace {
@@ -55,24 +56,29 @@ Buffer MakeBuffer(int64_t bytes) {
 
 }  // namespace
 
+// The system puts a page where the core is that first writes it: threads make
+// their buffers themselves.
 BytesPerSecond MeasureCopies(int threads) {
+  using Clock = std::chrono::steady_clock;
   const int64_t bytes = CopyBytes(threads);
-  std::vector<Buffer> from;
-  std::vector<Buffer> to;
-  for (int t = 0; t < threads; ++t) {
-    from.push_back(MakeBuffer(bytes));
-    to.push_back(MakeBuffer(bytes));
-  }
-  ThreadPool pool(threads);
+  // When all were ready for the first run, and had done each.
+  std::vector<Clock::time_point> ends;
+  std::barrier meeting(threads,
+                       [&ends]() noexcept { ends.push_back(Clock::now()); });
+  ends.reserve(kRuns + 1);
+  OnThreads(threads, [&] {
+    const Buffer from = MakeBuffer(bytes);
+    const Buffer to = MakeBuffer(bytes);
+    meeting.arrive_and_wait();
+    for (int run = 0; run < kRuns; ++run) {
+      std::memcpy(to.get(), from.get(), static_cast<size_t>(bytes));
+      meeting.arrive_and_wait();
+    }
+  });
   std::array<double, kRuns> seconds = {};
-  for (double& run : seconds) {
-    run = SecondsOf([&] {
-      pool.For(threads, [&](int64_t t) {
-        std::memcpy(to[static_cast<size_t>(t)].get(),
-                    from[static_cast<size_t>(t)].get(),
-                    static_cast<size_t>(bytes));
-      });
-    });
+  for (size_t run = 0; run < kRuns; ++run) {
+    seconds[run] =
+        std::chrono::duration<double>(ends[run + 1] - ends[run]).count();
   }
   return {static_cast<double>(bytes) * threads / Median(seconds)};
 }
@@ -82,21 +88,25 @@ Result<StorageSpeed> MeasureStorage(const std::string& directory) {
   speed.free = FreeBytesOf(directory);
   const int64_t bytes = std::min(kStorageBytes, speed.free.value / 2) /
                         kFileBlockBytes * kFileBlockBytes;
-  if (bytes == 0) {
-    return Error{ErrorCode::kInfeasible, "no space is free", directory};
-  }
+  if (bytes == 0) return InvalidInput("no space is free", directory);
   TESSERA_TRY(const auto file,
               FileTier::Open({.directory = directory}, Bytes{bytes}));
+  speed.direct = file->direct();
   const Buffer buffer = MakeBuffer(bytes);
   const FileTier::Transfer all = {0, buffer.get(), bytes};
   std::array<double, kRuns> writes = {};
   std::array<double, kRuns> reads = {};
   for (size_t run = 0; run < kRuns; ++run) {
     Result<void> done;
-    writes[run] = SecondsOf([&] { done = file->Write({&all, 1}); });
+    writes[run] = SecondsOf([&] {
+      done = file->Write({&all, 1});
+      if (done && !speed.direct) done = file->DropCached();
+    });
     TESSERA_RETURN_IF_ERROR(done);
     reads[run] = SecondsOf([&] { done = file->Read({&all, 1}); });
     TESSERA_RETURN_IF_ERROR(done);
+    // Or the next run would write over what is in memory.
+    if (!speed.direct) TESSERA_RETURN_IF_ERROR(file->DropCached());
   }
   speed.write = {static_cast<double>(bytes) / Median(writes)};
   speed.read = {static_cast<double>(bytes) / Median(reads)};

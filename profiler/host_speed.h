@@ -18,11 +18,15 @@ struct StorageSpeed {
   Bytes free;
   BytesPerSecond read;
   BytesPerSecond write;
+  bool direct = false;  // past the page cache
 };
 
 // Of the file system that holds `directory`, by a nameless file of 256 MiB
 // (less where less is free) and direct I/O where it takes that
-// (runtime/storage/file_tier.h), whose errors it returns.
+// (runtime/storage/file_tier.h), whose errors it returns; kInvalidInput where
+// nothing is free. Elsewhere writes end when all is on the storage, and reads
+// begin with nothing of it in the page cache, if the file system has another
+// place (tmpfs has none).
 Result<StorageSpeed> MeasureStorage(const std::string& directory);
 
 }  // namespace tessera

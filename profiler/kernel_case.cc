@@ -187,12 +187,6 @@ int64_t BytesOf(const KernelCase::Buffer& buffer) {
   return ElementCount(buffer.shape) * SizeOf(buffer.dtype);
 }
 
-// Where the next buffer of a set may begin.
-int64_t Aligned(int64_t bytes) {
-  constexpr int64_t kAlignment = 256;
-  return RoundUp(std::max<int64_t>(bytes, 1), kAlignment);
-}
-
 template <typename T>
 void Append(std::vector<std::byte>& bytes, T value) {
   const auto raw = std::bit_cast<std::array<std::byte, sizeof(T)>>(value);
@@ -349,6 +343,15 @@ bool HasKernel(const RankDevice& device, const KernelCase& kernel_case) {
 
 // ---- PreparedKernel
 
+int64_t AlignedBytes(int64_t bytes) {
+  constexpr int64_t kAlignment = 256;
+  return RoundUp(std::max<int64_t>(bytes, 1), kAlignment);
+}
+
+int64_t SetsInTurn(Bytes rotated, int64_t set_bytes) {
+  return std::clamp<int64_t>(rotated.value / set_bytes, 1, kMostSets);
+}
+
 Result<std::unique_ptr<PreparedKernel>> PreparedKernel::Make(
     const KernelCase& kernel_case, RankDevice& device, Bytes rotated) {
   std::unique_ptr<PreparedKernel> prepared(
@@ -358,10 +361,10 @@ Result<std::unique_ptr<PreparedKernel>> PreparedKernel::Make(
   }
   int64_t set_bytes = 0;
   for (const auto* buffers : {&kernel_case.operands, &kernel_case.results}) {
-    for (const auto& buffer : *buffers) set_bytes += Aligned(BytesOf(buffer));
+    for (const auto& buffer : *buffers)
+      set_bytes += AlignedBytes(BytesOf(buffer));
   }
-  const int64_t sets =
-      std::clamp<int64_t>(rotated.value / set_bytes, 1, kMostSets);
+  const int64_t sets = SetsInTurn(rotated, set_bytes);
   TESSERA_TRY(prepared->memory_,
               device.Allocate({sets * set_bytes}, MemoryCategory::kActivation));
   auto* const first = static_cast<std::byte*>(prepared->memory_);
@@ -371,7 +374,7 @@ Result<std::unique_ptr<PreparedKernel>> PreparedKernel::Make(
     for (const KernelCase::Buffer& buffer : *buffers) {
       Fill(device, data, BytesOf(buffer),
            PatternOf(buffer, kernel_case.ids, ++seed));
-      data += Aligned(BytesOf(buffer));
+      data += AlignedBytes(BytesOf(buffer));
     }
   }
   for (int64_t set = 0; set < sets; ++set) {
@@ -398,7 +401,7 @@ PreparedKernel::Buffers PreparedKernel::At(std::byte* data) const {
       tensor.offset.assign(buffer.shape.size(), 0);
       tensor.global_shape = buffer.global_shape;
       tensors.push_back(std::move(tensor));
-      data += Aligned(BytesOf(buffer));
+      data += AlignedBytes(BytesOf(buffer));
     }
   };
   place(case_.operands, set.operands);

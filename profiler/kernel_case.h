@@ -53,14 +53,19 @@ KernelCase FusedCaseOf(const KernelCase& first,
 // Whether the device has its kernel.
 bool HasKernel(const RankDevice& device, const KernelCase& kernel_case);
 
-// The buffers of a case on a device, with contents, and what runs it. Runs take
-// turns over as many sets of buffers as have `rotated` bytes together, but not
-// more than kMostSets: in a step a kernel seldom finds in a cache what it works
-// on, since all that the step touches lies in between.
+// Where a buffer may begin behind `bytes` of others.
+int64_t AlignedBytes(int64_t bytes);
+
+// Runs take turns over so many sets of buffers of `set_bytes` each: as many as
+// have `rotated` bytes together, but not more than kMostSets. In a step a
+// kernel seldom finds in a cache what it works on, since all that the step
+// touches lies in between.
+inline constexpr int64_t kMostSets = 64;
+int64_t SetsInTurn(Bytes rotated, int64_t set_bytes);
+
+// The sets of buffers of a case on a device, with contents, and what runs it.
 class PreparedKernel {
  public:
-  static constexpr int64_t kMostSets = 64;
-
   // Both outlive it. kNotFound for a kernel that the device has not,
   // kUnavailable where its memory is too small.
   static Result<std::unique_ptr<PreparedKernel>> Make(

@@ -90,7 +90,9 @@ PciNode ReadPciNode(const fs::path& device, const fs::path& above) {
   // The present speed falls when the device idles; the width does not.
   const int own = GenerationOf(NumberIn(device / "max_link_speed", 0));
   const int port = GenerationOf(NumberIn(above / "max_link_speed", 0));
-  node.generation = port == 0 ? own : std::min(own, port);
+  // Of the two the slower; one that does not say is not what limits.
+  node.generation =
+      std::min(own, port) == 0 ? std::max(own, port) : std::min(own, port);
   // 255 is what Linux shows where nothing is said.
   const double lanes = NumberIn(device / "current_link_width", 0);
   node.lanes = lanes > 64 ? 0 : static_cast<int>(lanes);

@@ -51,7 +51,7 @@ constexpr Sampling kOnHost = {.samples = 5,
 constexpr Sampling kOnQueue = {.samples = 20,
                                .shortest_s = 0.25e-3,
                                .longest_s = 1e-3,
-                               .most_runs = PreparedKernel::kMostSets,
+                               .most_runs = kMostSets,
                                .rotated_bytes = int64_t{256} << 20};
 
 constexpr double kSaveInterval = 2;  // seconds
@@ -74,12 +74,14 @@ std::vector<int> Divisors(int n) {
   return divisors;
 }
 
-// One exchange of a profile row, among this rank's subgroup of neighbours.
+// One exchange of a profile row, among this rank's subgroup of neighbours; its
+// runs take turns over sets of buffers, as those of a kernel.
 class PreparedExchange {
  public:
   static Result<std::unique_ptr<PreparedExchange>> Make(const ProfileKey& key,
                                                         RankDevice& device,
-                                                        CommWorld& world) {
+                                                        CommWorld& world,
+                                                        Bytes rotated) {
     std::unique_ptr<PreparedExchange> exchange(new PreparedExchange(device));
     exchange->kind_ = KindOf(key.name);
     const int first = world.world_rank() / key.ranks * key.ranks;
@@ -93,11 +95,13 @@ class PreparedExchange {
     const int64_t share = exchange->count_ / n;
     exchange->counts_.assign(ranks.size(), share);
     exchange->bytes_.assign(ranks.size(), share * SizeOf(DType::kFloat32));
-    for (void** buffer : {&exchange->send_, &exchange->receive_}) {
-      TESSERA_TRY(*buffer,
-                  device.Allocate(key.payload, MemoryCategory::kCommunication));
-      device.Zero(*buffer, key.payload);
-    }
+    const int64_t one = AlignedBytes(key.payload.value);
+    exchange->sets_ = SetsInTurn(rotated, 2 * one);
+    const Bytes all_sets = {exchange->sets_ * 2 * one};
+    TESSERA_TRY(exchange->memory_,
+                device.Allocate(all_sets, MemoryCategory::kCommunication));
+    device.Zero(exchange->memory_, all_sets);
+    exchange->buffer_bytes_ = one;
     if (exchange->kind_ == CommKind::kSendRecv) {
       const ChannelEnd ends[] = {kThere, kBack};
       const std::vector<int64_t> sizes[] = {{key.payload.value},
@@ -115,27 +119,32 @@ class PreparedExchange {
   }
 
   ~PreparedExchange() {
-    for (void* buffer : {send_, receive_}) {
-      if (buffer != nullptr) device_.Free(buffer);
-    }
+    if (memory_ != nullptr) device_.Free(memory_);
   }
   PreparedExchange(const PreparedExchange&) = delete;
   PreparedExchange& operator=(const PreparedExchange&) = delete;
 
+  // False of a rank that is left over.
+  bool takes_part() const { return group_ != nullptr; }
+
   Result<void> Run() {
     if (group_ == nullptr) return {};
     const auto self = static_cast<size_t>(group_->rank());
+    std::byte* const send =
+        static_cast<std::byte*>(memory_) + next_ * 2 * buffer_bytes_;
+    std::byte* const receive = send + buffer_bytes_;
+    next_ = (next_ + 1) % sets_;
     switch (kind_) {
       case CommKind::kAllReduce:
-        return group_->AllReduce(send_, count_, DType::kFloat32);
+        return group_->AllReduce(send, count_, DType::kFloat32);
       case CommKind::kAllGather:
-        return group_->AllGather(send_, bytes_[self], receive_, bytes_);
+        return group_->AllGather(send, bytes_[self], receive, bytes_);
       case CommKind::kReduceScatter:
-        return group_->ReduceScatter(send_, receive_, counts_, DType::kFloat32);
+        return group_->ReduceScatter(send, receive, counts_, DType::kFloat32);
       case CommKind::kAllToAll:
-        return group_->AllToAll(send_, bytes_, receive_, bytes_);
+        return group_->AllToAll(send, bytes_, receive, bytes_);
       case CommKind::kShift:
-        return group_->AllToAll(send_, shift_send_, receive_, shift_receive_);
+        return group_->AllToAll(send, shift_send_, receive, shift_receive_);
       // Never timed: the exchanges with a root are priced analytically.
       case CommKind::kScatter:
       case CommKind::kBroadcast:
@@ -148,11 +157,11 @@ class PreparedExchange {
     // There and back, as stages send: two messages.
     const int64_t bytes = count_ * SizeOf(DType::kFloat32);
     if (self == 0) {
-      TESSERA_RETURN_IF_ERROR(group_->SendInTurn(send_, bytes, kThere));
-      return group_->RecvInTurn(receive_, bytes, kBack);
+      TESSERA_RETURN_IF_ERROR(group_->SendInTurn(send, bytes, kThere));
+      return group_->RecvInTurn(receive, bytes, kBack);
     }
-    TESSERA_RETURN_IF_ERROR(group_->RecvInTurn(receive_, bytes, kThere));
-    return group_->SendInTurn(send_, bytes, kBack);
+    TESSERA_RETURN_IF_ERROR(group_->RecvInTurn(receive, bytes, kThere));
+    return group_->SendInTurn(send, bytes, kBack);
   }
 
  private:
@@ -177,8 +186,10 @@ class PreparedExchange {
   std::vector<int64_t> bytes_;
   std::vector<int64_t> shift_send_;
   std::vector<int64_t> shift_receive_;
-  void* send_ = nullptr;
-  void* receive_ = nullptr;
+  void* memory_ = nullptr;    // of all sets: what is sent and what is received
+  int64_t buffer_bytes_ = 0;  // of each of these
+  int64_t sets_ = 0;
+  int64_t next_ = 0;
 };
 
 // Sums over all ranks of numbers of the host, by way of device memory.
@@ -324,24 +335,32 @@ class Stopwatch {
   // Of the buffers of a kernel that take turns.
   Bytes rotated() const { return rotated_; }
 
-  // `lone`: runs need nothing of the host once they are enqueued.
-  Result<Measurement> Time(const std::function<Result<void>()>& run,
-                           bool lone) {
-    const bool gated = lone && device_.queues() != nullptr;
+  // What ranks time.
+  struct Work {
+    std::function<Result<void>()> run;
+    // Runs need nothing of the host once they are enqueued.
+    bool lone = false;
+    // This rank does it, as do `ranks` of all; the others watch.
+    bool takes_part = true;
+    int ranks = 0;
+  };
+
+  Result<Measurement> Time(const Work& work) {
+    const bool gated = work.lone && device_.queues() != nullptr;
     // The first run touches all memory and loads what it needs; where that
     // counts, once more.
-    TESSERA_TRY(double once, Sample(run, 1, /*gated=*/false));
+    TESSERA_TRY(double once, Sample(work, 1, /*gated=*/false));
     if (once < sample_s_ || gated) {
-      TESSERA_TRY(once, Sample(run, 1, gated));
+      TESSERA_TRY(once, Sample(work, 1, gated));
     }
     const auto runs = static_cast<int64_t>(std::clamp(
         sample_s_ / once, 1.0, static_cast<double>(sampling_.most_runs)));
     std::vector<double> samples(sampling_.samples);
     if (gated && load_ != nullptr) {
-      TESSERA_RETURN_IF_ERROR(SampleUnderLoad(run, runs, samples));
+      TESSERA_RETURN_IF_ERROR(SampleUnderLoad(work, runs, samples));
     } else {
       for (double& sample : samples) {
-        TESSERA_TRY(sample, Sample(run, runs, gated));
+        TESSERA_TRY(sample, Sample(work, runs, gated));
       }
     }
     std::ranges::sort(samples);
@@ -364,21 +383,20 @@ class Stopwatch {
         sample_s_(sample_s),
         rotated_(rotated) {}
 
-  // Seconds of one run: the mean over `runs` and over the ranks.
-  Result<double> Sample(const std::function<Result<void>()>& run, int64_t runs,
-                        bool gated) {
+  // Seconds of one run: the mean over `runs` and over the ranks that take part.
+  Result<double> Sample(const Work& work, int64_t runs, bool gated) {
     TESSERA_RETURN_IF_ERROR(all_.Barrier());
     TESSERA_TRY(double seconds, device_.queues() == nullptr
-                                    ? OnHost(run, runs)
-                                    : OnQueue(run, runs, gated));
-    TESSERA_TRY(seconds, sums_.Sum(seconds));
-    return std::max(seconds, 1e-9) / static_cast<double>(runs * all_.size());
+                                    ? OnHost(work.run, runs)
+                                    : OnQueue(work.run, runs, gated));
+    TESSERA_TRY(seconds, sums_.Sum(work.takes_part ? seconds : 0));
+    return std::max(seconds, 1e-9) / static_cast<double>(runs * work.ranks);
   }
 
   // All samples without a pause between, in which the clocks would recover. The
   // host is ahead by the load, whose 96 MiB leave little of use in the caches.
-  Result<void> SampleUnderLoad(const std::function<Result<void>()>& run,
-                               int64_t runs, std::vector<double>& samples) {
+  Result<void> SampleUnderLoad(const Work& work, int64_t runs,
+                               std::vector<double>& samples) {
     TESSERA_RETURN_IF_ERROR(all_.Barrier());
     QueueDevice& queue = *device_.queues();
     constexpr int kUntilClocksSettle = 10;
@@ -387,17 +405,17 @@ class Stopwatch {
     for (int i = 0; i < count; ++i) {
       load_->Run();
       queue.Mark(2 * i);
-      for (int64_t j = 0; j < runs; ++j) TESSERA_RETURN_IF_ERROR(run());
+      for (int64_t j = 0; j < runs; ++j) TESSERA_RETURN_IF_ERROR(work.run());
       queue.Mark(2 * i + 1);
     }
     TESSERA_RETURN_IF_ERROR(queue.Synchronize());
     for (int i = 0; i < count; ++i) {
       TESSERA_TRY(const Duration took, queue.Between(2 * i, 2 * i + 1));
-      samples[static_cast<size_t>(i)] = took.seconds();
+      samples[static_cast<size_t>(i)] = work.takes_part ? took.seconds() : 0;
     }
     TESSERA_RETURN_IF_ERROR(sums_.Sum(samples));
     for (double& sample : samples) {
-      sample = std::max(sample, 1e-9) / static_cast<double>(runs * all_.size());
+      sample = std::max(sample, 1e-9) / static_cast<double>(runs * work.ranks);
     }
     return {};
   }
@@ -637,7 +655,10 @@ void AddLadder(const Cluster& cluster, ProfileCases& cases) {
             CollectiveKey(kind, device, n, nodes, {payload}), 0);
       }
     }
-    if (ranks > 1) {
+    // The pairs of an odd number of ranks a node are not alike.
+    const bool alike =
+        cluster.num_nodes() == 1 || per_node == 1 || per_node % 2 == 0;
+    if (ranks > 1 && alike) {
       cases.collectives.try_emplace(
           CollectiveKey(CommKind::kSendRecv, device, 2, per_node > 1 ? 1 : 2,
                         {payload}),
@@ -816,23 +837,28 @@ Result<std::optional<Measurement>> TimeCase(const Case& timed,
                                             RankDevice& device,
                                             CommWorld& world, Sums& sums,
                                             Stopwatch& stopwatch) {
+  const int all = world.world_size();
   if (timed.kernel == nullptr) {
-    TESSERA_TRY(const auto exchange,
-                PreparedExchange::Make(*timed.key, device, world));
-    TESSERA_TRY(Measurement row, stopwatch.Time([&] { return exchange->Run(); },
-                                                /*lone=*/false));
+    const int ranks = timed.key->ranks;
+    TESSERA_TRY(
+        const auto exchange,
+        PreparedExchange::Make(*timed.key, device, world, stopwatch.rotated()));
+    TESSERA_TRY(Measurement row,
+                stopwatch.Time({.run = [&] { return exchange->Run(); },
+                                .takes_part = exchange->takes_part(),
+                                .ranks = all / ranks * ranks}));
     return std::optional(row);
   }
   auto kernel =
       PreparedKernel::Make(*timed.kernel, device, stopwatch.rotated());
   TESSERA_TRY(const double without, sums.Sum(kernel ? 0.0 : 1.0));
   if (without > 0) return std::optional<Measurement>();
-  TESSERA_TRY(Measurement row, stopwatch.Time(
-                                   [&]() -> Result<void> {
-                                     (*kernel)->Run();
-                                     return {};
-                                   },
-                                   /*lone=*/true));
+  TESSERA_TRY(Measurement row, stopwatch.Time({.run = [&]() -> Result<void> {
+                                                 (*kernel)->Run();
+                                                 return {};
+                                               },
+                                               .lone = true,
+                                               .ranks = all}));
   return std::optional(row);
 }
 

@@ -5,8 +5,8 @@
 // All ranks of the job call Profile together and time the same case at the same
 // time, since ranks may share the host's cores, its caches and its memory: a
 // time is what a rank gets while its peers work too. Behind a barrier a sample
-// is the mean of several runs in a row, and of the ranks; a row is the median
-// of the samples, with their spread.
+// is the mean of several runs in a row, and of the ranks that take part; a row
+// is the median of the samples, with their spread.
 //
 // On the host five samples are taken by the clock, each of as many runs as fill
 // some milliseconds, so that it spans several time slices of the operating
@@ -18,10 +18,13 @@
 // between them is the device's and not the host's; a collective, which may need
 // the host to go on, begins at once.
 //
-// Caches are cold. A run works on other buffers than those before it, on the
-// host as many as exceed a core's share of the last-level cache, on a GPU
-// 256 MiB, twice the largest L2; and there so much memory is written before
-// each sample, which touches no buffer twice unless they fill those 256 MiB.
+// A run, of an exchange too, works on other buffers than those before it: on
+// the host 8 MiB take turns, more than a core's share of the last-level cache,
+// on a GPU 256 MiB, twice the largest L2, but not more than 64 sets of buffers
+// (SetsInTurn). So caches are cold where a run works on more than 128 KiB on
+// the host; smaller ones find in a cache what fits there 64 times. On a GPU
+// 256 MiB are written before each sample, which touches no buffer twice unless
+// they fill those 256 MiB.
 
 #include <atomic>
 #include <functional>
@@ -56,7 +59,8 @@ std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
 
 // Every kind of exchange among every divisor of the ranks that `cluster` has
 // (within a node, or of whole nodes), with payloads from 1 KiB to 16 MiB;
-// copies of the same sizes.
+// messages between two neighbours, unless some are of one node and others of
+// two; copies of the same sizes.
 void AddLadder(const Cluster& cluster, ProfileCases& cases);
 
 // What `plans` run: kernels and copies of `cluster`'s devices, and what the

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -24,6 +25,7 @@
 #include "runtime/device/staging.h"
 #include "runtime/float16.h"
 #include "runtime/loss_scale.h"
+#include "runtime/older_checkpoints.h"
 #include "runtime/published_files.h"
 #include "runtime/safetensors.h"
 
@@ -33,6 +35,8 @@ namespace {
 // Apart from the tasks' messages, which are numbered by values, of which there
 // are fewer than 2^31.
 constexpr uint64_t kCheckpointTag = uint64_t{1} << 41;
+
+constexpr char kLossScale[] = "optimizer.loss_scale";
 
 // A parameter that is its fp32 master, rounded.
 bool IsRounded(const Value& value) {
@@ -44,7 +48,7 @@ bool IsRounded(const Value& value) {
 std::string NameInFile(const TaskGraph& tasks, const Graph& graph, ValueId id) {
   const Value& value = tasks.value(id);
   if (!value.persistent) return "";
-  if (value.what == "loss scale") return "optimizer.loss_scale";
+  if (value.what == "loss scale") return kLossScale;
   if (!value.tensor.valid()) return "";
   const std::string& name = graph.tensor(value.tensor).name;
   if (value.what == "parameter" || value.what == "master") return name;
@@ -120,17 +124,39 @@ std::string TextOf(const SafetensorsFile& file, std::string_view key) {
 
 // A whole number of the metadata, if it is there.
 template <typename Integer>
-Result<std::optional<Integer>> Count(const SafetensorsFile& file,
-                                     const std::string& key,
-                                     const std::string& path) {
+Result<std::optional<Integer>> Number(const SafetensorsFile& file,
+                                      const std::string& key, Integer most,
+                                      const std::string& expected,
+                                      const std::string& path) {
   const auto found = file.metadata().find(key);
   if (found == file.metadata().end()) return std::optional<Integer>();
   const auto value = ParseWhole<Integer>(found->second);
-  if (!value || *value < Integer{0}) {
-    return InvalidInput(key + " '" + found->second + "': expected a number",
-                        path + ": __metadata__");
+  if (!value || *value < Integer{0} || *value > most) {
+    return InvalidInput(
+        key + " '" + found->second + "': expected a number" + expected,
+        path + ": __metadata__");
   }
   return value;
+}
+
+Result<std::optional<int64_t>> Count(const SafetensorsFile& file,
+                                     const std::string& key,
+                                     const std::string& path) {
+  return Number<int64_t>(file, key, kMostRunSteps, " of at most 2^53", path);
+}
+
+// How many samples a run takes in its first steps.
+Result<int64_t> SamplesBehind(int64_t step, int64_t global_batch,
+                              const std::string& path) {
+  int64_t samples = 0;
+  if (!__builtin_mul_overflow(step, global_batch, &samples) &&
+      samples <= kMostRunSteps) {
+    return samples;
+  }
+  return InvalidInput("step '" + std::to_string(step) +
+                          "': expected at most 2^53 samples behind it, " +
+                          std::to_string(global_batch) + " a step",
+                      path + ": __metadata__");
 }
 
 // In the metadata: which weights have rows that pad a vocabulary, and how many
@@ -148,9 +174,8 @@ std::string PaddingText(const Graph& graph) {
 
 // A row that pads one model's vocabulary may be a token's in another one of the
 // same shapes.
-Result<void> CheckPadding(const SafetensorsFile& file, const Graph& graph,
+Result<void> CheckPadding(const std::string& theirs, const Graph& graph,
                           const std::string& path) {
-  const std::string theirs = TextOf(file, kPadding);
   const std::string own = PaddingText(graph);
   if (theirs == own) return {};
   const auto named = [](const std::string& text) {
@@ -362,8 +387,27 @@ Result<std::vector<float>> CollectFloats(const std::vector<ValueId>& parts,
   return elements;
 }
 
-// The part of a checkpoint's tensor that is placed `here`.
+// An error of the file at `path`, with what may be gone on from in its place.
+Error WithOlder(Error error, const std::string& path) {
+  if (error.code == ErrorCode::kInvalidInput) error.message += OlderText(path);
+  return error;
+}
+
+// From which element of a tensor to which a box has some.
+std::pair<int64_t, int64_t> SpanOf(const Box& box, const Shape& shape) {
+  if (ElementsOf(box) == 0) return {0, 0};
+  int64_t first = 0;
+  int64_t last = 0;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    first = first * shape[d] + box[d].begin;
+    last = last * shape[d] + box[d].end - 1;
+  }
+  return {first, last + 1};
+}
+
+// The part of a checkpoint's tensor that is placed `here`, as it was written.
 Result<std::vector<std::byte>> ReadPart(const SafetensorsFile& file,
+                                        const std::string& path,
                                         const SafetensorsEntry& entry,
                                         const Placement& here) {
   TESSERA_TRY(const std::byte* const stored, file.Find(entry));
@@ -372,11 +416,57 @@ Result<std::vector<std::byte>> ReadPart(const SafetensorsFile& file,
   std::vector<std::byte> part(static_cast<size_t>(here.elements() * size));
   CpuDevice host;
   for (const Box& box : BoxesOf(here)) {
+    const auto [first, behind] = SpanOf(box, entry.shape);
+    if (auto intact = file.Check(entry.name, first * size, behind * size);
+        !intact) {
+      return WithOlder(intact.error(), path);
+    }
     const BoxCopy copy = CopyOf(box, whole, here, size);
     host.Copy(part.data() + copy.to_offset, stored + copy.from_offset,
               copy.strided);
   }
   return part;
+}
+
+// The checkpoint at `path`, or a file of weights.
+Result<SafetensorsFile> OpenSaved(const std::string& path) {
+  auto file = SafetensorsFile::Open(path);
+  if (!file) return WithOlder(file.error(), path);
+  return file;
+}
+
+// Whether a file has what weights alone have not.
+bool IsCheckpoint(const SafetensorsFile& file) {
+  return file.metadata().contains("optimizer") ||
+         std::ranges::any_of(file.names(), [](const std::string& name) {
+           return name.starts_with("optimizer.");
+         });
+}
+
+// The run that wrote a file; nothing where it is weights alone.
+Result<std::optional<SavedRun>> RunOf(const SafetensorsFile& file,
+                                      const std::string& path) {
+  TESSERA_TRY(const auto step, Count(file, "step", path));
+  if (!step && IsCheckpoint(file)) {
+    return InvalidInput(
+        "has no step, and the file has more than weights: expected the "
+        "'step' of a checkpoint",
+        path + ": __metadata__");
+  }
+  if (!step) return std::optional<SavedRun>();
+  SavedRun run;
+  run.step = *step;
+  TESSERA_TRY(run.samples, Count(file, "samples", path));
+  TESSERA_TRY(run.seed, Number(file, "seed",
+                               std::numeric_limits<uint64_t>::max(), "", path));
+  run.optimizer = TextOf(file, "optimizer");
+  run.graph = TextOf(file, "graph");
+  TESSERA_TRY(run.global_batch, Count(file, "global_batch", path));
+  TESSERA_TRY(run.seq_len, Count(file, "seq_len", path));
+  run.dtype = TextOf(file, "dtype");
+  run.stochastic_rounding = TextOf(file, kRounding) == kStochastic;
+  run.padding = TextOf(file, kPadding);
+  return std::optional(std::move(run));
 }
 
 bool IsOneFile(const std::string& path) {
@@ -438,16 +528,8 @@ Result<bool> WriteFinite(std::span<const std::byte> elements, DType dtype,
   return true;
 }
 
-Result<bool> MakeFolder(const std::string& folder) {
-  std::error_code code;
-  std::filesystem::create_directories(folder, code);
-  if (!code) return true;
-  return Error{ErrorCode::kUnavailable,
-               "cannot make the folder: " + code.message(), folder};
-}
-
-// The files of SaveWeights. Destroyed before they are all there, it removes
-// those that are.
+// The files of SaveWeights, and the folder where there is none. Destroyed
+// before they are all there, it removes what it has made.
 class WeightWriter {
  public:
   // Both outlive the writer.
@@ -460,10 +542,23 @@ class WeightWriter {
   WeightWriter& operator=(const WeightWriter&) = delete;
   ~WeightWriter() {
     if (committed_) return;
+    file_.reset();
     std::error_code code;
     for (const std::string& path : written_) {
       std::filesystem::remove(path, code);
     }
+    if (made_folder_) std::filesystem::remove(files_.folder, code);
+  }
+
+  // Before all else.
+  Result<void> MakeFolder() {
+    std::error_code code;
+    made_folder_ = std::filesystem::create_directories(files_.folder, code);
+    if (code) {
+      return Error{ErrorCode::kUnavailable,
+                   "cannot make the folder: " + code.message(), files_.folder};
+    }
+    return CheckHasNoWeights(files_.folder);
   }
 
   // The elements of the next tensor; false where one of them is not finite in
@@ -480,7 +575,8 @@ class WeightWriter {
     }
     const size_t file = file_of_[next_++];
     if (next_ < tensors_.size() && file_of_[next_] == file) return true;
-    TESSERA_RETURN_IF_ERROR(file_->Commit());
+    // There may be another run's by now.
+    TESSERA_RETURN_IF_ERROR(file_->CommitNew());
     file_.reset();
     written_.push_back(PathOf(file));
     return true;
@@ -489,9 +585,12 @@ class WeightWriter {
   // Behind the last tensor: the index of several files.
   Result<void> Commit() {
     if (written_.size() > 1) {
-      TESSERA_RETURN_IF_ERROR(
-          WriteFileAtomically(files_.folder + "/model.safetensors.index.json",
-                              IndexText(tensors_, file_of_, files_.dtype)));
+      const std::string text = IndexText(tensors_, file_of_, files_.dtype);
+      TESSERA_TRY(
+          AtomicFile index,
+          AtomicFile::Create(files_.folder + "/model.safetensors.index.json"));
+      TESSERA_RETURN_IF_ERROR(index.Write(std::as_bytes(std::span(text))));
+      TESSERA_RETURN_IF_ERROR(index.CommitNew());
     }
     committed_ = true;
     return {};
@@ -524,6 +623,7 @@ class WeightWriter {
   std::optional<SafetensorsWriter> file_;
   size_t next_ = 0;                   // tensor
   std::vector<std::string> written_;  // files that are whole
+  bool made_folder_ = false;
   bool committed_ = false;
 };
 
@@ -585,7 +685,9 @@ Result<void> CheckAllIsKept(const SafetensorsFile& file,
   const auto kept = StoredValues(tasks, graph);
   for (const std::string& name : file.names()) {
     // In other precisions nothing scales the loss.
-    if (kept.contains(name) || name == "optimizer.loss_scale") continue;
+    if (kept.contains(name) || name == kLossScale || name == kChecksums) {
+      continue;
+    }
     return InvalidInput("tensor '" + name +
                             "' is none that the model or its optimizer has: "
                             "expected a checkpoint of the same model",
@@ -594,11 +696,27 @@ Result<void> CheckAllIsKept(const SafetensorsFile& file,
   return {};
 }
 
+// Puts what was written in the place of the checkpoint at `path`, of which it
+// keeps `keep` - 1 and those before it.
+Result<bool> PutInPlace(SafetensorsWriter& writer, const std::string& path,
+                        int64_t step, int keep) {
+  if (keep > 1) {
+    // What is no checkpoint that can be read is replaced, as without `keep`.
+    const auto before = SavedRunOf(path);
+    if (before && *before) {
+      TESSERA_RETURN_IF_ERROR(KeepAsOlder(path, (*before)->step));
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(writer.Commit());
+  if (keep > 1) RemoveOlder(path, step, keep - 1);
+  return true;
+}
+
 }  // namespace
 
 Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
                             uint64_t seed, RankExecutor& executor,
-                            Communicator& all) {
+                            Communicator& all, int keep) {
   const TaskGraph& tasks = executor.tasks();
   const auto values = StoredValues(tasks, graph);
   std::vector<SafetensorsEntry> entries;
@@ -628,7 +746,8 @@ Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
     if (const std::string padded = PaddingText(graph); !padded.empty()) {
       metadata[kPadding] = padded;
     }
-    auto created = SafetensorsWriter::Create(path, entries, metadata);
+    auto created = SafetensorsWriter::Create(path, entries, metadata,
+                                             /*checksums=*/true);
     if (created) {
       writer.emplace(std::move(*created));
     } else {
@@ -660,9 +779,23 @@ Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
     if (tiled) write(whole);
   }
   if (writer && saved && *saved) {
-    if (auto written = writer->Commit(); !written) saved = written.error();
+    saved = PutInPlace(*writer, path, executor.step(), keep);
   }
   return Announce(saved, path, {executor.device(), all});
+}
+
+Result<void> CheckHasNoWeights(const std::string& folder) {
+  std::error_code code;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
+    const std::string name = entry.path().filename();
+    // Of a run that was killed there may be "….tmp.HOST.PID.N" (AtomicFile).
+    if (name.starts_with("model") &&
+        name.find(".safetensors") != std::string::npos &&
+        name.find(".tmp.") == std::string::npos) {
+      return InvalidInput("has weights already: " + name, folder);
+    }
+  }
+  return {};
 }
 
 Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
@@ -676,7 +809,7 @@ Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
   Result<bool> saved = true;
   if (all.rank() == 0) {
     writer.emplace(files, tensors);
-    saved = MakeFolder(files.folder);
+    if (auto made = writer->MakeFolder(); !made) saved = made.error();
   }
   for (const PublishedTensor& tensor : tensors) {
     TESSERA_TRY(const bool stops,
@@ -701,27 +834,30 @@ Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
 Result<void> LoadCheckpoint(const std::string& path,
                             const PublishedLayout& layout, const Graph& graph,
                             RankExecutor& executor, StartUp start) {
+  const TaskGraph& tasks = executor.tasks();
   std::optional<SafetensorsFile> file;
-  std::optional<int64_t> step;
-  std::optional<int64_t> samples;
+  std::optional<SavedRun> run;
   if (IsOneFile(path)) {
-    TESSERA_TRY(SafetensorsFile one, SafetensorsFile::Open(path));
+    TESSERA_TRY(SafetensorsFile one, OpenSaved(path));
     file.emplace(std::move(one));
-    TESSERA_TRY(step, Count<int64_t>(*file, "step", path));
-    TESSERA_TRY(samples, Count<int64_t>(*file, "samples", path));
+    TESSERA_TRY(run, RunOf(*file, path));
   }
+  int64_t samples = 0;
   std::optional<PublishedFiles> weights;
-  if (!step) {
+  if (run) {
+    TESSERA_RETURN_IF_ERROR(
+        CheckCheckpoint(*run, path, OptimizerOf(tasks), graph));
+    TESSERA_RETURN_IF_ERROR(CheckAllIsKept(*file, path, tasks, graph));
+    TESSERA_TRY(samples,
+                run->samples
+                    ? *run->samples
+                    : SamplesBehind(run->step, graph.global_batch, path));
+  } else {
     TESSERA_TRY(PublishedFiles opened,
                 PublishedFiles::Open(path, layout, graph));
     weights.emplace(std::move(opened));
   }
 
-  const TaskGraph& tasks = executor.tasks();
-  TESSERA_RETURN_IF_ERROR(CheckCheckpoint(path, OptimizerOf(tasks), graph));
-  if (step) {
-    TESSERA_RETURN_IF_ERROR(CheckAllIsKept(*file, path, tasks, graph));
-  }
   start.total = PersistentBytes(executor);
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);
@@ -745,53 +881,40 @@ Result<void> LoadCheckpoint(const std::string& path,
                   weights->Read(graph.tensor(value.tensor), here));
       part = Rounded(elements, value.dtype);
     } else if (IsRounded(value)) {
-      TESSERA_TRY(std::vector<std::byte> master,
-                  ReadPart(*file, {name, DType::kFloat32, value.shape}, here));
+      TESSERA_TRY(
+          std::vector<std::byte> master,
+          ReadPart(*file, path, {name, DType::kFloat32, value.shape}, here));
       part = executor.RoundedMasters(id,
                                      {reinterpret_cast<float*>(master.data()),
                                       static_cast<size_t>(here.elements())},
-                                     *step);
+                                     run->step);
     } else {
-      TESSERA_TRY(part,
-                  ReadPart(*file, {name, value.dtype, value.shape}, here));
+      TESSERA_TRY(
+          part, ReadPart(*file, path, {name, value.dtype, value.shape}, here));
     }
     TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, part.data()));
   }
-  executor.set_progress(step.value_or(0), samples.value_or(step.value_or(0) *
-                                                           graph.global_batch));
+  executor.set_progress(run ? run->step : 0, samples);
   return {};
 }
 
-Result<void> CheckCheckpoint(const std::string& path,
+Result<void> CheckCheckpoint(const SavedRun& run, const std::string& path,
                              std::string_view optimizer, const Graph& graph) {
-  if (!IsOneFile(path)) return {};
-  TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
-  const std::string written = TextOf(file, "optimizer");
-  if (!written.empty() && !optimizer.empty() && written != optimizer) {
-    return InvalidInput("is a checkpoint of the optimizer '" + written +
+  if (!run.optimizer.empty() && !optimizer.empty() &&
+      run.optimizer != optimizer) {
+    return InvalidInput("is a checkpoint of the optimizer '" + run.optimizer +
                             "', whose state is not that of '" +
                             std::string(optimizer) +
                             "' (its weights alone: --export)",
                         path);
   }
-  TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
-  return step ? CheckPadding(file, graph, path) : Result<void>();
+  return CheckPadding(run.padding, graph, path);
 }
 
 Result<std::optional<SavedRun>> SavedRunOf(const std::string& path) {
   if (!IsOneFile(path)) return std::optional<SavedRun>();
-  TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
-  TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
-  if (!step) return std::optional<SavedRun>();
-  SavedRun run;
-  run.step = *step;
-  TESSERA_TRY(run.seed, Count<uint64_t>(file, "seed", path));
-  run.graph = TextOf(file, "graph");
-  TESSERA_TRY(run.global_batch, Count<int64_t>(file, "global_batch", path));
-  TESSERA_TRY(run.seq_len, Count<int64_t>(file, "seq_len", path));
-  run.dtype = TextOf(file, "dtype");
-  run.stochastic_rounding = TextOf(file, kRounding) == kStochastic;
-  return std::optional(std::move(run));
+  TESSERA_TRY(const SafetensorsFile file, OpenSaved(path));
+  return RunOf(file, path);
 }
 
 }  // namespace tessera

@@ -11,7 +11,8 @@
 // when they are loaded; of fp16 runs the state of the loss scale, too
 // ("optimizer.loss_scale"). Any plan's run can load what any other plan's run
 // has saved, in bf16, fp16 or fp32; under the same plan the run goes on bit by
-// bit.
+// bit. The file has checksums (runtime/safetensors.h), of which a rank checks
+// those of what it reads; files that have none are loaded as they are.
 
 #include <atomic>
 #include <optional>
@@ -30,39 +31,48 @@ namespace tessera {
 // Called by all ranks, which are those of `all`, between steps. Rank 0 gathers
 // the tensors one by one and writes the file beside `path`, then renames it; on
 // an error, which all ranks return, `path` is as it was. So it is where a
-// number to be saved is not finite: then all return false.
+// number to be saved is not finite: then all return false. Of the checkpoints
+// that were at `path` before, `keep` - 1 stay beside it
+// (runtime/older_checkpoints.h).
 Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
                             uint64_t seed, RankExecutor& executor,
-                            Communicator& all);
+                            Communicator& all, int keep = 1);
 
 // Sets weights, optimizer state, the step and the samples of this rank, which
 // reads only its own shards of the file. Files whose metadata have no "step"
 // are weights alone, which may be a model's published ones
 // (runtime/published_files.h), laid out as `layout` says: the run starts at
 // step 0 with zero state. Errors name the tensor that is missing, or
-// has another type or shape, or both optimizers (CheckCheckpoint).
+// has another type or shape, or both optimizers (CheckCheckpoint). Those of a
+// damaged file name an older checkpoint beside it, where there is one.
 Result<void> LoadCheckpoint(const std::string& path,
                             const PublishedLayout& layout, const Graph& graph,
                             RankExecutor& executor, StartUp start = {});
 
+// The most steps and samples of a run: what is exact in a double.
+inline constexpr int64_t kMostRunSteps = int64_t{1} << 53;
+
 // The run that wrote a checkpoint, as far as the file says.
 struct SavedRun {
-  int64_t step = 0;              // behind which it was written
+  int64_t step = 0;  // behind which it was written
+  std::optional<int64_t> samples;
   std::optional<uint64_t> seed;  // with which it goes on
+  std::string optimizer;         // its name; or empty
   std::string graph;             // the fingerprint; or empty
   std::optional<int64_t> global_batch;
   std::optional<int64_t> seq_len;
   std::string dtype;  // of the graph; or empty
   bool stochastic_rounding = false;
+  std::string padding;  // which rows pad a vocabulary
 };
-// Nothing where the files are weights alone.
+// Nothing where the files are weights alone. kInvalidInput where a number is
+// none or above kMostRunSteps, or what has an optimizer's state has no step.
 Result<std::optional<SavedRun>> SavedRunOf(const std::string& path);
 
-// An error that names both where the checkpoint is of a run of another
-// optimizer, whose state is not this one's, or has other rows that pad a
-// vocabulary. Files of weights alone are any optimizer's, and so are
-// checkpoints that do not say.
-Result<void> CheckCheckpoint(const std::string& path,
+// An error that names both where the checkpoint at `path` is of a run of
+// another optimizer, whose state is not this one's, or has other rows that pad
+// a vocabulary. Checkpoints that do not say are any optimizer's.
+Result<void> CheckCheckpoint(const SavedRun& run, const std::string& path,
                              std::string_view optimizer, const Graph& graph);
 
 struct WeightFiles {
@@ -76,11 +86,15 @@ struct WeightFiles {
   const std::atomic<bool>* stop = nullptr;
 };
 
-// Writes the weights as the layout has them into a folder, which is made:
-// "model.safetensors", or "model-00001-of-00003.safetensors", … and their
-// index, which comes last. Called by all ranks, as SaveCheckpoint; where a file
-// cannot be written, or a weight is not finite in the files' type, nothing is
-// left, and all return the error, or false.
+// That no weights are in a folder, if there is one.
+Result<void> CheckHasNoWeights(const std::string& folder);
+
+// Writes the weights as the layout has them into a folder, which is made where
+// there is none: "model.safetensors", or "model-00001-of-00003.safetensors", …
+// and their index, which comes last. Called by all ranks, as SaveCheckpoint;
+// where there are weights already (at the end, too: two runs may write at
+// once), a file cannot be written, or a weight is not finite in the files'
+// type, nothing of this is left, and all return the error, or false.
 Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
                          RankExecutor& executor, Communicator& all);
 

@@ -10,7 +10,8 @@
 namespace tessera {
 
 // Owns the mapping. Immutable; const functions may be called from several
-// threads.
+// threads. Where the file itself is cut meanwhile, who reads what it has lost
+// is killed (SIGBUS); so CheckWhole comes before each piece of work on it.
 class MappedFile {
  public:
   // kNotFound for a missing file; kInvalidInput for what is no regular one.
@@ -22,10 +23,15 @@ class MappedFile {
 
   // Valid as long as this, also once it is moved.
   std::span<const std::byte> bytes() const { return bytes_; }
+  // kUnavailable where the file has become shorter than it was. That it is cut
+  // between this and the reading is not seen.
+  Result<void> CheckWhole() const;
 
  private:
   MappedFile() = default;
 
+  std::string path_;
+  int file_ = -1;
   std::span<const std::byte> bytes_;
 };
 

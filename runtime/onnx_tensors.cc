@@ -317,6 +317,9 @@ Result<TensorView> OnnxTensors::View(std::string_view name) const {
                             SafetensorsText(*dtype, stored.shape),
                         where);
   }
+  for (const MappedFile& file : files_) {
+    TESSERA_RETURN_IF_ERROR(file.CheckWhole());
+  }
   return TensorView{*dtype, stored.shape, stored.data};
 }
 

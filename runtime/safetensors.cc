@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -78,6 +79,27 @@ std::string Quoted(std::string_view text) {
   return quoted + "\"";
 }
 
+// "0009d2c4".
+std::string ChecksumText(uint32_t checksum) {
+  char text[9];
+  std::snprintf(text, sizeof(text), "%08x", checksum);
+  return text;
+}
+
+// "damaged: …".
+Error Damaged(const std::string& what, uint32_t found, uint32_t expected,
+              const std::string& where) {
+  return InvalidInput("damaged: " + what + " has the checksum " +
+                          ChecksumText(found) + ": expected " +
+                          ChecksumText(expected),
+                      where);
+}
+
+// Those of the header and of so many bytes of tensors.
+int64_t ChecksumsOf(int64_t bytes) {
+  return 1 + DivideUp(bytes, kChecksumBlock);
+}
+
 // A whole number of at least 0, exact in a double.
 std::optional<int64_t> Count(const JsonValue& value) {
   if (value.kind != JsonValue::Kind::kNumber || value.number < 0 ||
@@ -100,6 +122,7 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   TESSERA_TRY(MappedFile mapped, MappedFile::Open(path));
   SafetensorsFile opened(path, std::move(mapped));
   TESSERA_RETURN_IF_ERROR(opened.ReadHeader());
+  TESSERA_RETURN_IF_ERROR(opened.CheckHeader());
   return opened;
 }
 
@@ -137,9 +160,7 @@ Result<void> SafetensorsFile::ReadHeader() {
   std::vector<Extent> extents;
   for (const auto& [name, entry] : header->fields) {
     if (name == "__metadata__") {
-      for (const auto& [key, value] : entry.fields) {
-        metadata_.emplace(key, value.text);
-      }
+      TESSERA_RETURN_IF_ERROR(ReadMetadata(entry));
       continue;
     }
     const auto wrong = [&](const std::string& what) {
@@ -190,6 +211,74 @@ Result<void> SafetensorsFile::ReadHeader() {
                             " of a file of " + std::to_string(size),
                         path_);
   }
+  data_start_ = data_start;
+  return {};
+}
+
+Result<void> SafetensorsFile::ReadMetadata(const JsonValue& entry) {
+  const std::string where = path_ + ": __metadata__";
+  if (entry.kind != JsonValue::Kind::kObject) {
+    return InvalidInput(
+        "is " + entry.ToString() + ": expected an object of texts", where);
+  }
+  for (const auto& [key, value] : entry.fields) {
+    if (value.kind != JsonValue::Kind::kString) {
+      return InvalidInput(
+          "'" + key + "' is " + value.ToString() + ": expected a text", where);
+    }
+    metadata_.emplace(key, value.text);
+  }
+  return {};
+}
+
+Result<void> SafetensorsFile::CheckHeader() {
+  const auto found = tensors_.find(kChecksums);
+  if (found == tensors_.end()) return {};
+  const Stored& stored = found->second;
+  const Shape expected = {ChecksumsOf(stored.offset - data_start_)};
+  const int64_t end = stored.offset + expected[0] * SizeOf(DType::kInt32);
+  if (end != std::ssize(file_.bytes()) ||
+      stored.dtype != FileNameOf(DType::kInt32) || stored.shape != expected) {
+    return InvalidInput(
+        "is " + stored.dtype + ShapeText(stored.shape) + ": expected " +
+            SafetensorsText(DType::kInt32, expected) + ", behind all others",
+        path_ + ": tensor '" + found->first + "'");
+  }
+  checksums_ = &stored;
+  const uint32_t header =
+      Crc32(file_.bytes().first(static_cast<size_t>(data_start_)));
+  if (header == ChecksumAt(0)) return {};
+  return Damaged("the header", header, ChecksumAt(0), path_);
+}
+
+uint32_t SafetensorsFile::ChecksumAt(int64_t index) const {
+  uint32_t checksum = 0;
+  std::memcpy(&checksum,
+              file_.bytes().data() + checksums_->offset +
+                  index * int64_t{sizeof(checksum)},
+              sizeof(checksum));
+  return checksum;
+}
+
+Result<void> SafetensorsFile::Check(std::string_view name, int64_t begin,
+                                    int64_t end) const {
+  if (checksums_ == nullptr || begin >= end) return {};
+  const auto found = tensors_.find(name);
+  TESSERA_CHECK(found != tensors_.end()) << name;
+  const int64_t first = found->second.offset - data_start_;
+  for (int64_t block = (first + begin) / kChecksumBlock;
+       block * kChecksumBlock < first + end; ++block) {
+    const int64_t at = data_start_ + block * kChecksumBlock;
+    const int64_t size = std::min(kChecksumBlock, checksums_->offset - at);
+    const uint32_t checksum = Crc32(file_.bytes().subspan(
+        static_cast<size_t>(at), static_cast<size_t>(size)));
+    const uint32_t expected = ChecksumAt(1 + block);
+    if (checksum == expected) continue;
+    return Damaged("what is from byte " + std::to_string(at) + " to " +
+                       std::to_string(at + size) + " of the file",
+                   checksum, expected,
+                   path_ + ": tensor '" + std::string(name) + "'");
+  }
   return {};
 }
 
@@ -210,6 +299,7 @@ Result<const std::byte*> SafetensorsFile::Find(
                             SafetensorsText(expected.dtype, expected.shape),
                         where);
   }
+  TESSERA_RETURN_IF_ERROR(file_.CheckWhole());
   return file_.bytes().data() + stored.offset;
 }
 
@@ -223,6 +313,7 @@ Result<TensorView> SafetensorsFile::View(std::string_view name) const {
     return InvalidInput(
         "is " + stored.dtype + ": expected F64, F32, BF16, F16 or I32", where);
   }
+  TESSERA_RETURN_IF_ERROR(file_.CheckWhole());
   return TensorView{*dtype, stored.shape, file_.bytes().data() + stored.offset};
 }
 
@@ -235,8 +326,17 @@ std::vector<std::string> SafetensorsFile::names() const {
 // ---- Writing
 
 Result<SafetensorsWriter> SafetensorsWriter::Create(
-    const std::string& path, const std::vector<SafetensorsEntry>& entries,
-    const std::map<std::string, std::string, std::less<>>& metadata) {
+    const std::string& path, std::vector<SafetensorsEntry> entries,
+    const std::map<std::string, std::string, std::less<>>& metadata,
+    bool checksums) {
+  int64_t bytes = 0;
+  for (const SafetensorsEntry& entry : entries) {
+    bytes += BytesOf(entry.dtype, entry.shape).value();
+  }
+  if (checksums) {
+    entries.push_back(
+        {std::string(kChecksums), DType::kInt32, {ChecksumsOf(bytes)}});
+  }
   std::string header = "{\"__metadata__\":{";
   for (const auto& [key, value] : metadata) {
     header +=
@@ -263,21 +363,39 @@ Result<SafetensorsWriter> SafetensorsWriter::Create(
     return InvalidInput("is not a regular file", path);
   }
   TESSERA_TRY(AtomicFile file, AtomicFile::Create(path));
-  const uint64_t length = header.size();
-  TESSERA_RETURN_IF_ERROR(file.Write(std::as_bytes(std::span(&length, 1))));
-  TESSERA_RETURN_IF_ERROR(file.Write(std::as_bytes(std::span(header))));
-  return SafetensorsWriter(std::move(file), offset);
+  const uint64_t count = header.size();
+  const auto length = std::as_bytes(std::span(&count, 1));
+  const auto text = std::as_bytes(std::span(header));
+  TESSERA_RETURN_IF_ERROR(file.Write(length));
+  TESSERA_RETURN_IF_ERROR(file.Write(text));
+  SafetensorsWriter writer(std::move(file), bytes);
+  if (checksums) writer.checksums_ = {Crc32(text, Crc32(length)), {}};
+  return writer;
 }
 
 Result<void> SafetensorsWriter::Write(std::span<const std::byte> elements) {
   left_ -= std::ssize(elements);
   TESSERA_CHECK(left_ >= 0) << -left_ << " bytes too many";
+  if (checksums_) checksums_->blocks.Add(elements);
   return file_.Write(elements);
 }
 
-Result<void> SafetensorsWriter::Commit() {
+Result<void> SafetensorsWriter::WriteChecksums() {
   TESSERA_CHECK(left_ == 0) << left_ << " bytes too few";
+  if (!checksums_) return {};
+  std::vector<uint32_t> all = checksums_->blocks.Take();
+  all.insert(all.begin(), checksums_->header);
+  return file_.Write(std::as_bytes(std::span(all)));
+}
+
+Result<void> SafetensorsWriter::Commit() {
+  TESSERA_RETURN_IF_ERROR(WriteChecksums());
   return file_.Commit();
+}
+
+Result<void> SafetensorsWriter::CommitNew() {
+  TESSERA_RETURN_IF_ERROR(WriteChecksums());
+  return file_.CommitNew();
 }
 
 }  // namespace tessera

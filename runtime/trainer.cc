@@ -33,6 +33,7 @@ struct Outcome {
   double loss = 0;  // of the rank that has it
   int64_t picoseconds = 0;
   int64_t stop = 0;
+  int64_t untold = 0;   // whether TrainingJob::progress has failed
   int64_t untuned = 0;  // products
 };
 
@@ -94,15 +95,15 @@ class Trainer {
 
   Result<TrainingResult> Run() {
     TESSERA_RETURN_IF_ERROR(Start());
-    for (int64_t i = 0; i < job_.steps && !summary_.interrupted; ++i) {
+    for (int64_t i = 0; i < job_.steps && !stops_; ++i) {
       TESSERA_RETURN_IF_ERROR(Step());
-      const bool last = i + 1 == job_.steps || summary_.interrupted;
+      const bool last = i + 1 == job_.steps || stops_;
       const bool due =
           job_.save_every > 0 && executor_.step() % job_.save_every == 0;
       if (!job_.save_path.empty() && (last || due)) {
         TESSERA_TRY(const bool finite,
                     SaveCheckpoint(job_.save_path, *job_.graph, job_.seed,
-                                   executor_, all_));
+                                   executor_, all_, job_.keep_checkpoints));
         if (finite) summary_.saved = executor_.step();
       }
     }
@@ -192,6 +193,7 @@ class Trainer {
     if (self == loss_rank) mine.loss = LossOf(executor_);
     mine.picoseconds = timeline.step_time.picoseconds;
     mine.stop = job_.stop != nullptr && job_.stop->load() ? 1 : 0;
+    mine.untold = summary_.untold ? 1 : 0;
     std::vector<MatMulKey> untuned;
     if (tuner_ != nullptr) untuned = tuner_->TakeUntuned();
     mine.untuned = std::ssize(untuned);
@@ -208,6 +210,7 @@ class Trainer {
       tunes = tunes || outcome.untuned > 0;
       report.step_time = Max(report.step_time, {outcome.picoseconds});
       summary_.interrupted = summary_.interrupted || outcome.stop != 0;
+      stops_ = stops_ || outcome.stop != 0 || outcome.untold != 0;
     }
     report.tokens_per_s = TokensPerSecond(report.step_time);
     summary_.losses.push_back(report.loss);
@@ -216,7 +219,7 @@ class Trainer {
       kept_.push_back({report.step_time, std::move(timeline)});
       if (kept_.size() > kKeptTimelines) kept_.pop_front();
     }
-    if (tunes && !summary_.interrupted) {
+    if (tunes && !stops_) {
       executor_.world().SetCurrentTask("timing of products");
       TESSERA_RETURN_IF_ERROR(AgreeOnProducts(untuned, *tuner_, messages_));
     }
@@ -224,7 +227,11 @@ class Trainer {
       TESSERA_TRY(report.validation_loss, Validate());
       summary_.validation_loss = report.validation_loss;
     }
-    if (self == 0 && job_.progress) return job_.progress(report);
+    if (self == 0 && job_.progress) {
+      auto told = job_.progress(report);
+      // The others learn of it in the next step.
+      if (!told && !summary_.untold) summary_.untold = told.error();
+    }
     return {};
   }
 
@@ -322,6 +329,7 @@ class Trainer {
   std::unique_ptr<RankExecutor> validator_;  // null: no validation
   std::vector<int64_t> validation_labels_;   // by batch, of those seen so far
   TrainingResult summary_;
+  bool stops_ = false;  // behind the step that is under way, on all ranks
   // Of the last steps whose tasks have times.
   std::deque<std::pair<Duration, Timeline>> kept_;
 };
@@ -339,7 +347,8 @@ struct Terms {
       "model or plan",
       "data (--data, --end-of-text, --mask-token)",
       "validation (--validate-every, --validate-batches)",
-      "interval or file of checkpoints (--save, --save-every)",
+      "interval, number or file of checkpoints (--save, --save-every, "
+      "--keep-checkpoints)",
       "export (--export, --export-shard)",
       "start (--load)",
       "GPU, cuBLASLt or use of --tune"};
@@ -384,6 +393,7 @@ Terms TermsOf(const TrainingJob& job) {
   if (job.validation.every > 0) mix(validation, job.validation.batches);
   uint64_t saves = 0;
   mix(saves, job.save_every);
+  mix(saves, job.keep_checkpoints);
   mix(saves, job.save_path.empty());
   uint64_t exports = 0;
   mix(exports, job.export_folder.empty());

@@ -63,7 +63,8 @@ struct TrainingJob {
   // Checkpoint to leave; empty: none. None is left of weights or states that
   // are not finite: what was there stays.
   std::string save_path;
-  int64_t save_every = 0;  // at steps that it divides; 0: only at the end
+  int64_t save_every = 0;    // at steps that it divides; 0: only at the end
+  int keep_checkpoints = 1;  // of the last ones (SaveCheckpoint)
   // Folder that is left the weights, in the graph's type, where they are
   // finite; empty: none.
   std::string export_folder;
@@ -90,7 +91,8 @@ struct TrainingJob {
   // have any order, where that is faster.
   bool deterministic = true;
   // Called on rank 0: while weights and states are set, with what is set there
-  // of what it holds; and after each step. An error ends the job.
+  // of what it holds; and after each step. Where the latter is an error all
+  // ranks end as at `stop`, at the latest behind the next step.
   std::function<void(Bytes done, Bytes total)> starting;
   std::function<Result<void>(const StepReport&)> progress;
 };
@@ -112,6 +114,8 @@ struct TrainingResult {
   Duration step_time;
   double tokens_per_s = 0;
   bool interrupted = false;
+  // On rank 0: the first error of TrainingJob::progress.
+  std::optional<Error> untold;
   std::optional<int64_t> saved;  // the step behind which it left a checkpoint
   bool exported = false;
   GraphUse graphs;       // of this rank; none without TrainingJob::graphs

@@ -12,6 +12,7 @@
 #include "profiler/machine.h"
 #include "profiler/machine_io.h"
 #include "runtime/launch/launch.h"
+#include "runtime/storage/file_tier.h"
 #include "runtime/thread_pool.h"
 #include "tools/inputs.h"
 #include "tools/json.h"
@@ -22,13 +23,25 @@
 namespace tessera {
 namespace {
 
-// How long hosts wait for what the others found.
-constexpr double kPeerTimeout = 60;
+// How long hosts wait for what the others found, and after how much of it they
+// say for whom.
+const auto kPeerTimeout = Duration::FromSeconds(60);
+const auto kPatience = Duration::FromSeconds(2);
 
 Result<Machine> ThisMachine(const Options& options) {
   Machine machine = ReadMachine();
   if (options.nproc == 0) TESSERA_RETURN_IF_ERROR(AddGpus(machine));
   return machine;
+}
+
+// What `rank` found.
+Result<std::string> FoundBy(int rank, Store& store) {
+  const std::string who = "rank " + std::to_string(rank);
+  const std::string key = "machine" + std::to_string(rank);
+  auto found = store.Get(key, kPatience, who);
+  if (found || found.error().code != ErrorCode::kUnavailable) return found;
+  std::cerr << "tessera: waiting for " << who << std::endl;
+  return store.Get(key, kPeerTimeout - kPatience, who);
 }
 
 // The machines of a job, one from the first rank of each host, on rank 0; on
@@ -47,10 +60,7 @@ Result<std::vector<Machine>> MachinesOfJob(const Machine& machine,
   std::vector<Machine> machines;
   if (environment.rank != 0) return machines;
   for (int rank = 0; rank < environment.size; ++rank) {
-    TESSERA_TRY(const std::string found,
-                store->Get("machine" + std::to_string(rank),
-                           Duration::FromSeconds(kPeerTimeout),
-                           "rank " + std::to_string(rank)));
+    TESSERA_TRY(const std::string found, FoundBy(rank, *store));
     if (found.empty()) continue;
     TESSERA_TRY(machines.emplace_back(), ParseMachine(found));
   }
@@ -136,7 +146,16 @@ Result<void> Multiply(const Options& options, std::vector<Machine>& machines) {
   return {};
 }
 
+Result<void> CheckOffloadDirectory(const Options& options) {
+  if (options.offload_directory.empty()) return {};
+  const auto file =
+      FileTier::Open({.directory = options.offload_directory}, {});
+  if (file) return {};
+  return InvalidInput(file.error().ToString(), "--offload-dir");
+}
+
 Result<HostSpeed> Measure(const Options& options, const Machine& machine) {
+  TESSERA_RETURN_IF_ERROR(CheckOffloadDirectory(options));
   if (isatty(STDERR_FILENO) != 0) {
     std::cerr << "measuring this host's memory"
               << (options.offload_directory.empty() ? "" : " and storage")
@@ -146,7 +165,9 @@ Result<HostSpeed> Measure(const Options& options, const Machine& machine) {
   speed.one_core = MeasureCopies(1);
   speed.all_cores = MeasureCopies(machine.cpus);
   if (!options.offload_directory.empty()) {
-    TESSERA_TRY(speed.storage, MeasureStorage(options.offload_directory));
+    const auto storage = MeasureStorage(options.offload_directory);
+    if (!storage) return storage.error().At("--offload-dir");
+    speed.storage = *storage;
   }
   return speed;
 }
@@ -169,7 +190,8 @@ void PrintSpeed(const HostSpeed& speed) {
   std::cout << "copies: " << RateText(speed.one_core) << " by one core, "
             << RateText(speed.all_cores) << " by all\n";
   if (!speed.storage) return;
-  std::cout << "storage: " << RateText(speed.storage->read) << " read, "
+  std::cout << "storage" << (speed.storage->direct ? "" : " (buffered)") << ": "
+            << RateText(speed.storage->read) << " read, "
             << RateText(speed.storage->write) << " written, "
             << FormatBytes(speed.storage->free) << " free\n";
 }
@@ -193,6 +215,7 @@ Result<Json> JsonOf(const Options& options, const Cluster& cluster,
     out.Set("storage_free_bytes", speed.storage->free.value);
     out.Set("storage_read_bytes_per_second", speed.storage->read.value);
     out.Set("storage_write_bytes_per_second", speed.storage->write.value);
+    out.Set("storage_is_direct", speed.storage->direct);
   }
   out.Set("hosts", std::move(hosts));
   return out;

@@ -103,17 +103,16 @@ Result<void> SetBetas(Options& options, const std::string& value) {
   constexpr std::string_view kExpected =
       "B1,B2, each of at least 0 and below 1 (of momentum B1 alone)";
   const size_t comma = value.find(',');
-  TrainingOptions& training = options.training;
-  TESSERA_TRY(training.beta1,
-              ParseNumber(value.substr(0, comma), 0, kExpected));
-  if (comma != std::string::npos) {
-    TESSERA_TRY(training.beta2,
-                ParseNumber(value.substr(comma + 1), 0, kExpected));
-  }
-  options.betas = comma == std::string::npos ? 1 : 2;
-  if (training.beta1 >= 1 || training.beta2 >= 1) {
+  const bool both = comma != std::string::npos;
+  const auto first = ParseNumber(value.substr(0, comma), 0, kExpected);
+  const auto second =
+      both ? ParseNumber(value.substr(comma + 1), 0, kExpected) : 0.0;
+  if (!first || !second || *first >= 1 || *second >= 1) {
     return InvalidInput("'" + value + "' is not " + std::string(kExpected));
   }
+  options.training.beta1 = *first;
+  if (both) options.training.beta2 = *second;
+  options.betas = both ? 2 : 1;
   return {};
 }
 
@@ -322,7 +321,7 @@ std::span<const Flag> Flags() {
        "time to work (search: 10, without end where --proposals is given; "
        "explain: 10, for alternatives, once the plan itself is priced, or for "
        "the search of --which-strategy, once the textbook's answers are; "
-       "profile: 60)",
+       "profile: 60, of measuring, once its ranks have begun)",
        SetTimeLimit},
       {"--proposals", "N",
        "proposals of all chains together; 0: the plans that it starts from "
@@ -364,8 +363,7 @@ std::span<const Flag> Flags() {
        SetText<&Options::constraints>},
       {"--from", "FILE",
        "start from a plan of the same model that was made for another "
-       "cluster,\n"
-       "global batch, sequence length or dtype",
+       "cluster, global batch, sequence length or dtype",
        SetText<&Options::from>},
       {"--resume", "",
        "start from the plan that the file of -o holds, too, if it is there",
@@ -482,6 +480,10 @@ std::span<const Flag> Flags() {
        SetText<&Options::save>},
       {"--save-every", "N", "write it also every N steps",
        SetInteger<&Options::save_every, int64_t{1}, kMostInt64>},
+      {"--keep-checkpoints", "K",
+       "keep the last K of them, those before the newest as FILE.step-N "
+       "(default: 1, the newest alone)",
+       SetInteger<&Options::keep_checkpoints, 1, 1 << 20>},
       {"--export", "DIR",
        "at the end write the weights there as the model's family publishes "
        "them: model.safetensors, in the model's type",

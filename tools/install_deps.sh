@@ -6,7 +6,7 @@ tessera_install_deps() {
   local packages=(
     g++ cmake ninja-build ccache
     protobuf-compiler libprotobuf-dev
-    libboost-graph-dev libeigen3-dev libjemalloc-dev
+    libboost-graph-dev libeigen3-dev libjemalloc-dev zlib1g-dev
     libgtest-dev libgmock-dev libbenchmark-dev
     python3
   )

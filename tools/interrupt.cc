@@ -1,6 +1,11 @@
 #include "tools/interrupt.h"
 
+#include <chrono>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
+
+#include "runtime/launch/launch.h"
 
 namespace tessera {
 namespace {
@@ -13,8 +18,30 @@ static_assert(std::atomic<bool>::is_always_lock_free);
 // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
 std::atomic<bool> unread = false;
 
-void OnSignal(int signal) {
-  if (signal == SIGPIPE) unread = true;
+// When the first signal came, of CLOCK_MONOTONIC; 0: none has.
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
+std::atomic<int64_t> first_ns = 0;
+static_assert(std::atomic<int64_t>::is_always_lock_free);
+
+int64_t NowNs() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+void OnSignal(int number) {
+  interrupted = true;
+  const int64_t now = NowNs();
+  int64_t first = 0;
+  if (first_ns.compare_exchange_strong(first, now)) return;
+  if (std::chrono::nanoseconds(now - first) < kOneInterrupt) return;
+  // It is blocked until this returns.
+  signal(number, SIG_DFL);
+  raise(number);
+}
+
+void OnUnread(int /*number*/) {
+  unread = true;
   interrupted = true;
 }
 
@@ -24,8 +51,7 @@ const std::atomic<bool>& CatchInterrupts() {
   struct sigaction action = {};
   action.sa_handler = OnSignal;
   sigemptyset(&action.sa_mask);
-  // SA_RESETHAND: the second signal has its default effect.
-  action.sa_flags = static_cast<int>(SA_RESTART | SA_RESETHAND);
+  action.sa_flags = static_cast<int>(SA_RESTART);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   // Under nohup a terminal that goes away is to be ignored.
@@ -41,7 +67,7 @@ const std::atomic<bool>& Interrupted() {
 
 void InterruptWhenUnread() {
   struct sigaction action = {};
-  action.sa_handler = OnSignal;
+  action.sa_handler = OnUnread;
   sigemptyset(&action.sa_mask);
   action.sa_flags = static_cast<int>(SA_RESTART);  // at every line
   sigaction(SIGPIPE, &action, nullptr);

@@ -7,6 +7,10 @@
 
 namespace tessera {
 
+// As many as one world of one host holds (runtime/comm/shm_world.h and
+// loopback_world.h).
+inline constexpr int kMostRanks = 64;
+
 // The kernel threads of each of the `ranks` ranks of a host.
 int ThreadsOf(const Options& options, int ranks);
 

@@ -75,6 +75,7 @@ struct Options {
   std::string save;
   std::string load;
   int64_t save_every = 0;
+  int keep_checkpoints = 1;
   std::string export_folder;
   double export_shard = 5e9;      // bytes
   std::string offload_directory;  // empty: the strategy's, or the system's

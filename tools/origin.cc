@@ -1,9 +1,15 @@
 #include "tools/origin.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <ctime>
 #include <filesystem>
 
 #include "costmodel/profile/profile_io.h"
+#include "planner/base/file.h"
 #include "profiler/machine.h"
 
 namespace tessera {
@@ -17,6 +23,31 @@ std::string Today() {
   std::strftime(text, sizeof(text), "%Y-%m-%d", &utc);
   return text;
 }
+
+// Held while a file is read and replaced. It is its folder's, since a file that
+// is replaced is another one. A file system without locks has none.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& path) {
+    const auto folder = std::filesystem::path(ResolveLinks(path)).parent_path();
+    fd_ = open(folder.empty() ? "." : folder.c_str(),
+               O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    // Who holds it for longer than a profile takes wants it for something else.
+    constexpr int kTries = 200;
+    for (int i = 0; i < kTries && fd_ >= 0; ++i) {
+      if (flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+      usleep(10'000);
+    }
+  }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  ~FolderLock() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+ private:
+  int fd_ = -1;
+};
 
 }  // namespace
 
@@ -38,7 +69,7 @@ ProfileOrigin OriginOf(int ranks, const std::string& devices) {
 }
 
 Result<ProfileDb> ProfileToExtend(const std::string& path,
-                                  const ProfileOrigin& here) {
+                                  const ProfileOrigin& here, bool again) {
   std::error_code unreadable;
   const auto status = std::filesystem::status(path, unreadable);
   if (status.type() == std::filesystem::file_type::not_found) {
@@ -59,7 +90,33 @@ Result<ProfileDb> ProfileToExtend(const std::string& path,
             ": a profile of its own is needed (--profile takes several)",
         path);
   }
+  if (there.libraries != here.libraries) {
+    if (again) return ProfileDb{};
+    return InvalidInput(
+        "was measured with '" + there.libraries + "', and this is '" +
+            here.libraries +
+            "': a profile of its own is needed (--profile takes several), or "
+            "one in its place ('tessera profile --again')",
+        path);
+  }
   return profile;
+}
+
+Result<ProfileDb> ExtendProfile(const std::string& path, const ProfileDb& known,
+                                const ProfileDb& profile, bool again) {
+  const FolderLock lock(path);
+  TESSERA_TRY(ProfileDb all, ProfileToExtend(path, profile.origin, again));
+  all.origin = profile.origin;
+  for (const auto& [key, row] : profile.rows) {
+    const Measurement* const before = known.Find(key);
+    if (before != nullptr && *before == row) {
+      all.rows.emplace(key, row);
+    } else {
+      all.rows.insert_or_assign(key, row);
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(WriteProfile(path, all));
+  return all;
 }
 
 }  // namespace tessera

@@ -12,9 +12,17 @@ namespace tessera {
 ProfileOrigin OriginOf(int ranks, const std::string& devices = "");
 
 // The profile at `path`, for rows of `here` to join it; empty where there is
-// none. kInvalidInput for one of another machine, or of another number of ranks
-// at once.
+// none. kInvalidInput for one of another machine, of another number of ranks at
+// once, or of other libraries; with `again` that is as if there were none.
 Result<ProfileDb> ProfileToExtend(const std::string& path,
-                                  const ProfileOrigin& here);
+                                  const ProfileOrigin& here,
+                                  bool again = false);
+
+// Writes what ProfileToExtend finds now, which another process may have
+// extended, with the rows of `profile`: they replace the file's where they are
+// not those that were `known` before. Returns what was written. Processes do so
+// one after the other.
+Result<ProfileDb> ExtendProfile(const std::string& path, const ProfileDb& known,
+                                const ProfileDb& profile, bool again = false);
 
 }  // namespace tessera

@@ -49,6 +49,13 @@ Result<void> ReadHost(const Options& options, ProfileJob& job) {
   TESSERA_TRY(job.inputs,
               ReadInputs(options, "local-cpu:" + std::to_string(job.ranks)));
   const Cluster& cluster = job.inputs.cluster;
+  if (cluster.devices.size() > kMostRanks) {
+    return InvalidInput("cluster '" + cluster.name + "' has " +
+                            std::to_string(cluster.devices.size()) +
+                            " devices: at most " + std::to_string(kMostRanks) +
+                            " ranks on one host",
+                        "--cluster");
+  }
   if (cluster.device_types.size() != 1 ||
       cluster.device_types[0].name != "cpu-core" || cluster.num_nodes() != 1) {
     return InvalidInput(
@@ -108,13 +115,24 @@ Result<ProfileJob> ReadProfileJob(
   TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
   ProfileJob job;
   TESSERA_TRY(job.backend, BackendOf(options));
+  if (options.time_limit_s && *options.time_limit_s <= 0) {
+    return InvalidInput("expected a time above 0", "--time-limit");
+  }
   job.ranks = environment ? environment->size : options.nproc;
+  const bool one_host = !job.backend->gpu || job.backend->threads;
+  if (one_host && job.ranks > kMostRanks) {
+    return InvalidInput(std::to_string(job.ranks) +
+                            " ranks on one host: at most " +
+                            std::to_string(kMostRanks),
+                        "--nproc");
+  }
   if (job.backend->gpu) {
     TESSERA_RETURN_IF_ERROR(ReadGpus(options, environment, job));
   } else {
     TESSERA_RETURN_IF_ERROR(ReadHost(options, job));
   }
-  TESSERA_TRY(job.known, ProfileToExtend(options.output, job.origin));
+  TESSERA_TRY(job.known,
+              ProfileToExtend(options.output, job.origin, options.again));
   const Inputs& inputs = job.inputs;
   const Cluster& cluster = inputs.cluster;
   const auto add = [&](const Graph& graph, const std::vector<Plan>& plans) {
@@ -151,8 +169,9 @@ Result<ProfileJob> ReadProfileJob(
   return job;
 }
 
-// The fastest rates of a profile, for people.
-std::string Summary(const ProfileDb& profile) {
+// The fastest rates of a profile, for people. On the host a message's row is
+// what is left of it beside a copy, and no rate of a link.
+std::string Summary(const ProfileDb& profile, bool on_host) {
   std::map<std::string, std::pair<int, double>> kinds;  // rows, best rate
   for (const auto& [key, row] : profile.rows) {
     double work = static_cast<double>(key.payload.value);
@@ -168,9 +187,10 @@ std::string Summary(const ProfileDb& profile) {
   for (const auto& [name, kind] : kinds) {
     const OpDef* op = OperatorOf(name);
     const bool counts_flops = op != nullptr && op->op_class != OpClass::kMemory;
-    table.push_back({name, std::to_string(kind.first),
-                     FormatFixed(kind.second * 1e-9, 2) +
-                         (counts_flops ? " GFLOP/s" : " GB/s")});
+    std::string rate = FormatFixed(kind.second * 1e-9, 2) +
+                       (counts_flops ? " GFLOP/s" : " GB/s");
+    if (on_host && name.starts_with(NameOf(CommKind::kSendRecv))) rate = "-";
+    table.push_back({name, std::to_string(kind.first), std::move(rate)});
   }
   return FormatTable(table);
 }
@@ -188,24 +208,27 @@ void ShowProgress(size_t done, size_t all) {
 Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
                            const RankSeat& seat) {
   const bool prints = seat.world->world_rank() == 0;
-  const auto write = [&](ProfileDb profile) -> Result<void> {
-    if (profile.rows.empty()) return {};
+  // What the file holds then.
+  const auto write = [&](ProfileDb profile) -> Result<ProfileDb> {
+    if (profile.rows.empty()) return profile;
     profile.origin = job.origin;
-    return WriteProfile(options.output, profile);
+    return ExtendProfile(options.output, job.known, profile, options.again);
   };
   ProfilerOptions profiler;
   profiler.time_limit_s = options.time_limit_s.value_or(kDefaultTimeLimit);
   profiler.known = job.known;
   profiler.again = options.again;
-  profiler.save = write;
+  profiler.save = [&](const ProfileDb& rows) -> Result<void> {
+    TESSERA_TRY([[maybe_unused]] const ProfileDb written, write(rows));
+    return {};
+  };
   profiler.under_load = true;
   profiler.stop = &CatchInterrupts();
   if (prints) profiler.progress = ShowProgress;
   TESSERA_TRY(const ProfilerResult result,
               Profile(job.cases, *seat.device, *seat.world, profiler));
   if (!prints) return result.interrupted ? kInterruptedExitCode : 0;
-  const ProfileDb& profile = result.profile;
-  TESSERA_RETURN_IF_ERROR(write(profile));
+  TESSERA_TRY(const ProfileDb profile, write(result.profile));
   if (result.too_large > 0) {
     std::cerr << "tessera: warning: " << result.too_large
               << " of the sizes do not fit into memory\n";
@@ -216,14 +239,22 @@ Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
                       ? "nothing was measured"
                       : options.output + " has " +
                             std::to_string(profile.rows.size()) + " times")
-              << ", " << result.left_out
-              << " are missing; the same command goes on" << std::endl;
+              << ", " << result.left_out << " are missing"
+              << (options.again ? "" : "; the same command goes on")
+              << std::endl;
     return kInterruptedExitCode;
+  }
+  if (result.left_out > 0 && result.measured == 0) {
+    return Error{ErrorCode::kUnavailable,
+                 "there was no time for any of " +
+                     std::to_string(result.left_out) + " sizes",
+                 "--time-limit"};
   }
   if (result.left_out > 0) {
     std::cerr << "tessera: warning: no time for " << result.left_out
-              << " of the sizes; they will be interpolated, or measured by the "
-                 "same command\n";
+              << " of the sizes; they will be interpolated"
+              << (options.again ? "" : ", or measured by the same command")
+              << "\n";
   }
   if (options.json) {
     std::cout << Json::Object(
@@ -241,7 +272,7 @@ Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
     std::cout << profile.rows.size() << " times on " << job.origin.host << ", "
               << job.ranks << " ranks at once, " << result.measured
               << " measured here: " << options.output << "\n\n"
-              << Summary(profile) << std::flush;
+              << Summary(profile, /*on_host=*/!job.backend->gpu) << std::flush;
   }
   return 0;
 }

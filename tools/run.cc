@@ -73,7 +73,7 @@ Result<void> LogStep(const StepReport& step, const std::string& path,
   }
   log << line.OneLine() << std::endl;
   // One that a reader of the output has left is no error: it ends the run.
-  if (!log && !CatchInterrupts()) {
+  if (!log && !Interrupted()) {
     return Error{ErrorCode::kUnavailable,
                  std::string("cannot write: ") + std::strerror(errno), path};
   }
@@ -102,15 +102,34 @@ bool IsStandardOutput(const std::string& path) {
          file.st_ino == output.st_ino;
 }
 
+// Whether a file has a last line without an end, as a run that was killed, or
+// whose disk was full, leaves.
+bool EndsWithinLine(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file || file.tellg() <= 0) return false;
+  file.seekg(-1, std::ios::end);
+  return file.get() != '\n';
+}
+
 // Rank 0's --log: `file`, opened for it, or standard output where that goes to
 // the same file, since the two would overwrite each other. Null where there is
 // none.
 std::ostream* OpenLog(const Options& options, std::ofstream& file) {
   if (options.log.empty()) return nullptr;
   if (IsStandardOutput(options.log)) return &std::cout;
-  // A resumed run's steps follow those before.
-  file.open(options.log,
-            options.load.empty() ? std::ios::trunc : std::ios::app);
+  bool within_line = false;
+  if (IsRegularFile(options.log)) {
+    // A resumed run's steps follow those before.
+    if (options.load.empty()) {
+      std::ofstream(options.log, std::ios::trunc);
+    } else {
+      within_line = EndsWithinLine(options.log);
+    }
+  }
+  // At the end, wherever that is by then: of two runs with one log all lines
+  // are there.
+  file.open(options.log, std::ios::app);
+  if (within_line) file << '\n';
   return &file;
 }
 
@@ -247,6 +266,7 @@ Result<TrainingJob> SetUp(const Options& options, const Job& job,
   training.validation.every = options.validate_every;
   training.save_path = options.save;
   training.save_every = options.save_every;
+  training.keep_checkpoints = options.keep_checkpoints;
   training.export_folder = options.export_folder;
   training.export_file_bytes = {static_cast<int64_t>(options.export_shard)};
   training.offload_directory = OffloadDirectory(options);
@@ -310,7 +330,7 @@ Result<void> WriteReport(const Options& options, const Job& job,
                          const TaskGraph& tasks, TrainingResult& result,
                          bool unsaved) {
   RunReport report = ReportOf(job, tasks, options, result);
-  if (job.check && !result.interrupted) {
+  if (job.check && !result.interrupted && !result.untold) {
     TESSERA_RETURN_IF_ERROR(AddCheck(options, job, result, report));
   }
   if (options.json) {
@@ -361,7 +381,15 @@ Result<void> Finish(const Options& options, const Job& job,
               << std::endl;
   }
   if (!result.losses.empty()) {
-    return WriteReport(options, job, tasks, result, unsaved);
+    auto written = WriteReport(options, job, tasks, result, unsaved);
+    if (!result.untold) return written;
+    Error error = *result.untold;
+    error.message += "; the run ends behind step " + std::to_string(steps);
+    if (!options.save.empty()) {
+      error.message += ", " + (unsaved ? UnsavedText(options, result)
+                                       : "saved in " + options.save);
+    }
+    return error;
   }
   if (options.json) PrintNothingTrained(job, /*interrupted=*/true);
   return {};

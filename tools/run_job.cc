@@ -21,6 +21,7 @@
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "runtime/checkpoint.h"
+#include "runtime/older_checkpoints.h"
 #include "runtime/published_files.h"
 #include "runtime/thread_pool.h"
 #include "tools/export_config.h"
@@ -34,10 +35,6 @@
 
 namespace tessera {
 namespace {
-
-// As many as one world of one host holds (runtime/comm/shm_world.h and
-// loopback_world.h).
-constexpr int kMostRanks = 64;
 
 // The ranks that the flags other than --nproc and --cluster ask for.
 Result<int> RanksOfPlan(const Options& options) {
@@ -234,29 +231,27 @@ std::string IdleRanks(const Plan& plan, int ranks) {
   return idle;
 }
 
-// Makes the folder, which must have no weights, and no other `config` than this
-// one (none where it is empty): those of two models would look like one.
-Result<void> MakeExportFolder(const std::string& folder,
-                              const std::string& config) {
+// That the folder is there or can be made, and has no weights, and no other
+// `config` than this one (none where it is empty): those of two models would
+// look like one. It is made with its first file.
+Result<void> CheckExportFolder(const std::string& folder,
+                               const std::string& config) {
   std::error_code code;
   if (std::filesystem::exists(folder, code) &&
       !std::filesystem::is_directory(folder, code)) {
     return InvalidInput("expected a folder", "--export " + folder);
   }
-  std::filesystem::create_directory(folder, code);
-  if (code || access(folder.c_str(), W_OK) != 0) {
+  const bool made = std::filesystem::create_directory(folder, code);
+  const int error = access(folder.c_str(), W_OK) == 0 ? 0 : errno;
+  std::error_code ignored;
+  if (made) std::filesystem::remove(folder, ignored);
+  if (code || error != 0) {
     return InvalidInput("cannot make or write the folder: " +
-                            (code ? code.message() : std::strerror(errno)),
+                            (code ? code.message() : std::strerror(error)),
                         "--export " + folder);
   }
-  for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
-    const std::string name = entry.path().filename();
-    // Of a run that was killed there may be "….tmp.HOST.PID.N" (AtomicFile).
-    if (name.starts_with("model") &&
-        name.find(".safetensors") != std::string::npos &&
-        name.find(".tmp.") == std::string::npos) {
-      return InvalidInput("has weights already: " + name, "--export " + folder);
-    }
+  if (const auto has_none = CheckHasNoWeights(folder); !has_none) {
+    return InvalidInput(has_none.error().message, "--export " + folder);
   }
   const std::string path = ConfigIn(folder);
   if (!std::filesystem::exists(path, code)) return {};
@@ -265,22 +260,15 @@ Result<void> MakeExportFolder(const std::string& folder,
   return InvalidInput("has another model's config.json", "--export " + folder);
 }
 
-// That the flags go together, on the backend too, and their files can be
-// written.
-Result<void> CheckFlags(const Options& options, const Backend& backend) {
-  if (options.until > 0 && options.Given("--steps")) {
-    return InvalidInput("has no effect beside --until", "--steps");
-  }
+// That what the flags name can be written.
+Result<void> CheckOutputs(const Options& options) {
   if (!options.save.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReplaceable(options.save, "--save"));
-  } else if (options.save_every > 0) {
-    return InvalidInput("needs --save FILE", "--save-every");
   }
-  if (options.export_shard < 1 || options.export_shard > 1e18) {
-    return InvalidInput("expected from 1 byte to 10^18", "--export-shard");
-  }
-  if (options.export_folder.empty() && options.Given("--export-shard")) {
-    return InvalidInput("needs --export DIR", "--export-shard");
+  if (options.keep_checkpoints > 1) {
+    if (auto can = CheckCanKeepOlder(options.save); !can) {
+      return can.error().At("--keep-checkpoints");
+    }
   }
   if (!options.log.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckWritable(options.log, "--log"));
@@ -291,19 +279,37 @@ Result<void> CheckFlags(const Options& options, const Backend& backend) {
   if (!options.learn.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.learn, "--learn"));
   }
+  if (!options.tune.empty()) {
+    TESSERA_RETURN_IF_ERROR(CheckWritable(options.tune, "--tune"));
+  }
+  return {};
+}
+
+// That the flags go together, on the backend too.
+Result<void> CheckFlags(const Options& options, const Backend& backend) {
+  if (options.until > 0 && options.Given("--steps")) {
+    return InvalidInput("has no effect beside --until", "--steps");
+  }
+  for (const std::string_view flag : {"--save-every", "--keep-checkpoints"}) {
+    if (!options.save.empty() || !options.Given(flag)) continue;
+    return InvalidInput("needs --save FILE", std::string(flag));
+  }
+  if (options.export_shard < 1 || options.export_shard > 1e18) {
+    return InvalidInput("expected from 1 byte to 10^18", "--export-shard");
+  }
+  if (options.export_folder.empty() && options.Given("--export-shard")) {
+    return InvalidInput("needs --export DIR", "--export-shard");
+  }
   if (options.graph && !backend.gpu) {
     return InvalidInput("has no effect: --backend " +
                             std::string(backend.name) + " has no graphs",
                         "--graph");
   }
-  if (!options.tune.empty()) {
-    if (!backend.gpu) {
-      return InvalidInput("has no effect: on --backend " +
-                              std::string(backend.name) +
-                              " products have one algorithm",
-                          "--tune");
-    }
-    TESSERA_RETURN_IF_ERROR(CheckWritable(options.tune, "--tune"));
+  if (!options.tune.empty() && !backend.gpu) {
+    return InvalidInput("has no effect: on --backend " +
+                            std::string(backend.name) +
+                            " products have one algorithm",
+                        "--tune");
   }
   if (options.Given("--validate-batches") && options.validate_every == 0) {
     return InvalidInput("needs --validate-every N", "--validate-batches");
@@ -414,16 +420,43 @@ Result<void> CheckPlanRuns(const Options& options, const Job& job) {
   return CheckMemory(options, job.inputs, job.gpu, job.plan, tasks);
 }
 
+// Of weights whose family gives every expert all of its tokens, where the model
+// has no room for all and nobody has said so.
+void WarnOfDroppedTokens(const Options& options, Inputs& inputs) {
+  constexpr char kFactor[] = "expert_capacity_factor";
+  if (!IsHuggingFace(options.model) || inputs.overrides.contains(kFactor)) {
+    return;
+  }
+  const bool drops =
+      std::ranges::any_of(inputs.graph.nodes, [&](const Node& node) {
+        return node.op->name == "moe_gate" &&
+               node.attribute("capacity") <
+                   static_cast<double>(inputs.graph.seq_len);
+      });
+  if (!drops) return;
+  inputs.warnings.push_back(
+      options.load +
+      ": the model drops tokens for which an expert has no room, and "
+      "transformers, whose weights these may be, drops none: --set model." +
+      kFactor + "=0");
+}
+
 // What --load goes on from, and the seed that follows from that.
 Result<void> ReadSaved(const Options& options, Job& job) {
   const Graph& graph = job.inputs.graph;
   job.seed = options.seed;
   if (options.load.empty()) return {};
   TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
-  TESSERA_RETURN_IF_ERROR(
-      CheckCheckpoint(options.load, options.training.optimizer, graph));
+  std::error_code code;
+  // A pipe without a writer would be waited for.
+  if (!std::filesystem::is_directory(options.load, code) &&
+      !IsRegularFile(options.load)) {
+    return InvalidInput("not a regular file", options.load);
+  }
   TESSERA_TRY(const auto saved, SavedRunOf(options.load));
   if (saved) {
+    TESSERA_RETURN_IF_ERROR(CheckCheckpoint(*saved, options.load,
+                                            options.training.optimizer, graph));
     WarnOfOtherRun(options, graph, *saved, job.inputs);
     job.seed = saved->seed.value_or(options.seed);
     job.first_step = saved->step;
@@ -436,6 +469,7 @@ Result<void> ReadSaved(const Options& options, Job& job) {
           "' differs from the table to which the model ties its head, and is "
           "left out");
     }
+    WarnOfDroppedTokens(options, job.inputs);
   }
   if (options.Given("--seed") && job.seed != options.seed) {
     return InvalidInput("is " + std::to_string(options.seed) + ", but '" +
@@ -446,6 +480,14 @@ Result<void> ReadSaved(const Options& options, Job& job) {
   return {};
 }
 
+// How many checkpoints the job writes, unless it is interrupted.
+int64_t SavesOf(const Options& options, const Job& job) {
+  const int64_t last = job.first_step + job.steps;
+  if (options.save_every == 0) return 1;
+  return last / options.save_every - job.first_step / options.save_every +
+         (last % options.save_every == 0 ? 0 : 1);
+}
+
 }  // namespace
 
 Result<Job> ReadJob(const Options& options,
@@ -453,6 +495,9 @@ Result<Job> ReadJob(const Options& options,
   Job job;
   TESSERA_TRY(job.backend, BackendOf(options));
   TESSERA_RETURN_IF_ERROR(CheckFlags(options, *job.backend));
+  // The other ranks' hosts need not have the folders.
+  const bool writes = !environment || environment->rank == 0;
+  if (writes) TESSERA_RETURN_IF_ERROR(CheckOutputs(options));
   TESSERA_RETURN_IF_ERROR(ReadInputsForRanks(options, environment, job));
   const Graph& graph = job.inputs.graph;
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
@@ -471,21 +516,26 @@ Result<Job> ReadJob(const Options& options,
                   ? options.steps
                   : std::max<int64_t>(0, options.until - job.first_step);
   if (job.steps == 0) return job;
+  if (job.steps > kMostRunSteps - job.first_step) {
+    return InvalidInput("the run would end behind a step above 2^53",
+                        options.until == 0 ? "--steps" : "--until");
+  }
   TESSERA_TRY(job.learning_rate, LearningRateOf(options));
   WarnOfLearningRate(job);
   TESSERA_TRY(job.data, ReadData(options, graph, job.seed));
   if (job.data.tokens) WarnOfWiderTokens(*job.data.tokens, job.inputs);
+  if (!writes) return job;
   if (!options.learn.empty()) {
     TESSERA_TRY([[maybe_unused]] const ProfileDb before,
                 ProfileToExtend(options.learn, OriginOfJob(job)));
   }
-  const bool writes = !environment || environment->rank == 0;
-  if (writes) TESSERA_RETURN_IF_ERROR(CheckRoomToSave(options, graph));
-  if (writes && !options.export_folder.empty()) {
+  TESSERA_RETURN_IF_ERROR(
+      CheckRoomToSave(options, graph, SavesOf(options, job)));
+  if (!options.export_folder.empty()) {
     TESSERA_TRY(job.config,
                 ConfigToExport(options.model, job.inputs.overrides));
     TESSERA_RETURN_IF_ERROR(
-        MakeExportFolder(options.export_folder, job.config));
+        CheckExportFolder(options.export_folder, job.config));
   }
   return job;
 }

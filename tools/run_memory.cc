@@ -7,11 +7,13 @@
 
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/whatif/predict.h"
+#include "costmodel/whatif/scenario.h"
 #include "planner/base/file.h"
 #include "planner/base/format.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "runtime/device/process_memory.h"
+#include "runtime/older_checkpoints.h"
 #include "runtime/storage/file_tier.h"
 
 namespace tessera {
@@ -31,6 +33,15 @@ std::string OffloadDirectorySource(const Options& options) {
   return StrategyDirectory(options).empty() ? "TMPDIR" : "--strategy";
 }
 
+// Whether --set says how much memory the devices ("device_types"), or the
+// nodes' hosts ("host"), have.
+bool SetsMemoryOf(std::string_view owner, const Options& options) {
+  return std::ranges::any_of(options.set, [&](const std::string& setting) {
+    const std::string path = FilePathOf(setting.substr(0, setting.find('=')));
+    return path.starts_with(owner) && path.ends_with(".memory");
+  });
+}
+
 Error OutOfMemory(const std::string& what, Bytes needed, Bytes there,
                   const std::string& largest, const std::string& where) {
   return {ErrorCode::kInfeasible,
@@ -39,15 +50,31 @@ Error OutOfMemory(const std::string& what, Bytes needed, Bytes there,
           where};
 }
 
-// That the disk has room for a file of so many bytes, beside that which it
-// replaces.
-Result<void> CheckRoom(double bytes, const std::string& path,
+// By how many checkpoints there are at most more, while `saves` are written,
+// than there are: those that are kept, and the one that takes the oldest's
+// place.
+int64_t MoreCheckpoints(const Options& options, int64_t saves) {
+  std::error_code code;
+  int64_t there = 0;
+  if (std::filesystem::exists(options.save, code)) {
+    there = std::min<int64_t>(options.keep_checkpoints,
+                              1 + std::ssize(OlderCheckpoints(options.save)));
+  }
+  return std::min(saves, options.keep_checkpoints + 1 - there);
+}
+
+// That the disk has room for so many files of so many bytes, beside those that
+// they replace.
+Result<void> CheckRoom(int64_t files, double bytes, const std::string& path,
                        std::string_view flag) {
   const std::filesystem::path folder =
       std::filesystem::path(ResolveLinks(path)).parent_path();
   const Bytes free = FreeBytesOf(folder.empty() ? "." : folder.string());
+  bytes *= static_cast<double>(files);
   if (bytes <= static_cast<double>(free.value)) return {};
-  return InvalidInput("no room for '" + path + "': it takes " +
+  const std::string take =
+      files == 1 ? "it takes " : std::to_string(files) + " of it take ";
+  return InvalidInput("no room for '" + path + "': " + take +
                           FormatBytes({static_cast<int64_t>(bytes)}) + " of " +
                           FormatBytes(free) + " that are free",
                       std::string(flag));
@@ -95,6 +122,11 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
     return LargestAtPeakText(tasks, inputs.graph, set, tier);
   };
 
+  // Else the cluster's memory is not one that was asked for.
+  const bool of_devices =
+      !options.cluster.empty() || SetsMemoryOf("device_types", options);
+  const bool of_hosts =
+      !options.cluster.empty() || SetsMemoryOf("host", options);
   Bytes memory;  // of this machine
   Bytes storage;
   std::vector<Bytes> hosts(static_cast<size_t>(cluster.num_nodes()));
@@ -104,7 +136,7 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
       const Bytes needed = device_peaks[s].total;
       const Bytes room =
           gpu ? std::min(gpu->memory(), type.memory) : type.memory;
-      if ((gpu || !options.cluster.empty()) && needed > room) {
+      if ((gpu || of_devices) && needed > room) {
         return OutOfMemory("a rank needs", needed, room,
                            LargestAtPeakText(tasks, inputs.graph, sets[s]),
                            "group " + sets[s].name);
@@ -118,9 +150,13 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
     }
   }
   const Bytes host = *std::ranges::max_element(hosts);
-  if (!options.cluster.empty() && cluster.host && host > cluster.host->memory) {
+  if (of_hosts && cluster.host && host > cluster.host->memory) {
+    // Devices that share it may hold all of it.
+    const std::string offloaded = largest(host_peaks, MemoryTier::kHost);
     return OutOfMemory("a node's host needs", host, cluster.host->memory,
-                       largest(host_peaks, MemoryTier::kHost),
+                       offloaded.empty()
+                           ? largest(device_peaks, MemoryTier::kDevice)
+                           : offloaded,
                        "cluster " + cluster.name);
   }
   if (gpu) memory = host;
@@ -137,9 +173,16 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
                         OffloadDirectorySource(options));
   }
   if (const Bytes free = FreeBytesOf(directory); storage > free) {
-    return OutOfMemory("the ranks' files need", storage, free,
-                       largest(files, MemoryTier::kFile),
-                       OffloadDirectorySource(options) + " " + directory);
+    return Error{
+        ErrorCode::kInfeasible,
+        "no room in '" + directory + "': the ranks' files need " +
+            FormatBytes(storage) + " of " + FormatBytes(free) +
+            " that are free; --offload-dir DIR is another folder" +
+            (StrategyDirectory(options).empty()
+                 ? ""
+                 : ", where the strategy names none (offload=...:file)") +
+            "; at the peak a rank holds " + largest(files, MemoryTier::kFile),
+        OffloadDirectorySource(options)};
   }
   return {};
 }
@@ -154,14 +197,16 @@ Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,
                      LargestAtPeakText(tasks, graph, sets[0]), "--check");
 }
 
-Result<void> CheckRoomToSave(const Options& options, const Graph& graph) {
+Result<void> CheckRoomToSave(const Options& options, const Graph& graph,
+                             int64_t saves) {
   if (!options.save.empty()) {
-    TESSERA_RETURN_IF_ERROR(CheckRoom(CheckpointBytes(graph, options.training),
+    TESSERA_RETURN_IF_ERROR(CheckRoom(MoreCheckpoints(options, saves),
+                                      CheckpointBytes(graph, options.training),
                                       options.save, "--save"));
   }
   if (options.export_folder.empty()) return {};
   return CheckRoom(
-      static_cast<double>(ParameterCount(graph)) * SizeOf(graph.dtype),
+      1, static_cast<double>(ParameterCount(graph)) * SizeOf(graph.dtype),
       options.export_folder, "--export");
 }
 

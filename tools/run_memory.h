@@ -29,8 +29,9 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
 Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,
                                   const TaskGraph& tasks);
 
-// That the disk has room for what --save and --export will write, beside the
-// files that they replace.
-Result<void> CheckRoomToSave(const Options& options, const Graph& graph);
+// That the disk has room for what --save, so many times, and --export will
+// write, beside the files that they replace.
+Result<void> CheckRoomToSave(const Options& options, const Graph& graph,
+                             int64_t saves);
 
 }  // namespace tessera

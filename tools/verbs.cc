@@ -172,8 +172,9 @@ std::span<const Verb> Verbs() {
               "--optimizer --lr --weight-decay --betas --epsilon --warmup "
               "--decay --min-lr --decay-steps --clip --stochastic-rounding "
               "--seed --end-of-text --mask-token --validate-every "
-              "--validate-batches --log --load --save --save-every --export "
-              "--export-shard --offload-dir --backend --threads --profile "
+              "--validate-batches --log --load --save --save-every "
+              "--keep-checkpoints --export --export-shard --offload-dir "
+              "--backend --threads --profile "
               "--trace --graph --deterministic --tune --check --compare "
               "--learn --json"}),
        {"--model"},

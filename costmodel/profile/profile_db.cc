@@ -68,6 +68,9 @@ double LargestTensor(const IndexRule& rule,
 // Far beyond any device's memory, far below where an int64 of bytes ends.
 constexpr double kMostElements = 0x1p50;
 
+// Eleven days for one kernel; sums of a few stay within a Duration.
+constexpr double kMostSeconds = 1e6;
+
 const std::array<std::string_view, kCommKinds> kCollectives = [] {
   std::array<std::string_view, kCommKinds> names;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -157,10 +160,12 @@ std::vector<Error> Validate(const ProfileDb& profile) {
     for (int64_t extent : key.extents) {
       if (extent < 1) report("extents", "must be positive");
     }
-    if (!(measured.median_s > 0) || !std::isfinite(measured.median_s)) {
-      report("median_seconds", "must be positive");
+    if (!(measured.median_s > 0) || !(measured.median_s <= kMostSeconds)) {
+      report("median_seconds", "must be positive, and at most 1e6");
     }
-    if (!(measured.spread >= 0)) report("spread", "must not be negative");
+    if (!(measured.spread >= 0) || !std::isfinite(measured.spread)) {
+      report("spread", "must be a number that is not negative");
+    }
     if (measured.samples < 1) report("samples", "must be positive");
     ++row;
   }

@@ -77,7 +77,7 @@ ProfileKey CollectiveKey(CommKind kind, std::string_view device, int ranks,
 
 // All that is wrong: an empty name, a rule that does not parse or that the
 // extents do not fit, a row without a rule that is of no CommKind, times that
-// are not positive. `where` is "rows[3].rule".
+// are not positive or beyond 1e6 s. `where` is "rows[3].rule".
 std::vector<Error> Validate(const ProfileDb& profile);
 
 }  // namespace tessera

@@ -35,10 +35,11 @@ while ((${#pids[@]} > 0)); do
   for pid in "${pids[@]}"; do
     kill -0 "$pid" 2>/dev/null && alive+=("$pid")
   done
-  if ((ended != 0 && ${#alive[@]} < ${#pids[@]} && code == 0)); then
+  if ((ended != 0 && ${#alive[@]} < ${#pids[@]} && (code == 0 || code == 130))); then
     code=$ended
     pids=("${alive[@]}")
-    end
+    # Ranks that are told to end (130) do so together, once they have saved.
+    ((ended == 130)) || end
   fi
   pids=("${alive[@]}")
 done

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <climits>
+#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -77,6 +78,24 @@ void RemoveLeftovers(const std::string& path) {
     if (!process || ::kill(*process, 0) == 0 || errno != ESRCH) continue;
     ::unlink(entry->path().c_str());
   }
+}
+
+// 0, or an errno.
+int Rename(const std::string& from, const std::string& to) {
+  return ::rename(from.c_str(), to.c_str()) == 0 ? 0 : errno;
+}
+
+// The same, with EEXIST where there is a file at `to`.
+int RenameToNew(const std::string& from, const std::string& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(),
+                  RENAME_NOREPLACE) == 0) {
+    return 0;
+  }
+  // Of file systems that cannot (NFS) some have links.
+  if (errno != EINVAL && errno != ENOSYS) return errno;
+  if (::link(from.c_str(), to.c_str()) != 0) return errno;
+  ::unlink(from.c_str());
+  return 0;
 }
 
 }  // namespace
@@ -182,6 +201,14 @@ Result<void> AtomicFile::Write(std::span<const std::byte> bytes) {
 }
 
 Result<void> AtomicFile::Commit() {
+  return Commit(/*replaces=*/true);
+}
+
+Result<void> AtomicFile::CommitNew() {
+  return Commit(/*replaces=*/false);
+}
+
+Result<void> AtomicFile::Commit(bool replaces) {
   const bool in_place = beside_.empty();
   if (!in_place && ::fsync(file_) != 0) {
     return SystemError("cannot write", path_, errno);
@@ -191,9 +218,10 @@ Result<void> AtomicFile::Commit() {
     return SystemError("cannot write", path_, errno);
   }
   if (in_place) return {};
-  if (::rename(beside_.c_str(), target_.c_str()) != 0) {
-    return SystemError("cannot replace", path_, errno);
-  }
+  const int error =
+      replaces ? Rename(beside_, target_) : RenameToNew(beside_, target_);
+  if (error == EEXIST) return InvalidInput("is there already", path_);
+  if (error != 0) return SystemError("cannot replace", path_, error);
   beside_.clear();
   // The new name is in the directory: flush that too. Some file systems do
   // not sync directories; the file itself is whole either way.

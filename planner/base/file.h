@@ -46,9 +46,13 @@ class AtomicFile {
   Result<void> Write(std::span<const std::byte> bytes);
   // REQUIRES: nothing before has failed. Ends it.
   Result<void> Commit();
+  // The same where nothing may be replaced: kInvalidInput where there is a file
+  // by now, which stays.
+  Result<void> CommitNew();
 
  private:
   AtomicFile() = default;
+  Result<void> Commit(bool replaces);
 
   std::string path_;    // for errors
   std::string target_;  // that it leads to

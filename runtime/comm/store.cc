@@ -606,6 +606,20 @@ Result<FileDescriptor> Listen(const StoreOptions& options) {
            error == EADDRINUSE ? "; choose another MASTER_PORT" : ""));
 }
 
+// Whether a connection is one to itself, as TCP makes it where nobody listens
+// on a port of this host that the system then picks for who connects: rank 0
+// could not listen there any more.
+bool IsItsOwnPeer(int fd) {
+  sockaddr_storage own = {};
+  sockaddr_storage peer = {};
+  socklen_t own_length = sizeof(own);
+  socklen_t peer_length = sizeof(peer);
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) == 0 &&
+         getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) ==
+             0 &&
+         own_length == peer_length && std::memcmp(&own, &peer, own_length) == 0;
+}
+
 // One attempt. An empty result: nobody listens yet.
 Result<FileDescriptor> ConnectOnce(const StoreOptions& options,
                                    Clock::time_point deadline, int& error) {
@@ -632,6 +646,12 @@ Result<FileDescriptor> ConnectOnce(const StoreOptions& options,
       } else {
         getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
       }
+    }
+    if (error == 0 && IsItsOwnPeer(fd.get())) {
+      // At once, without TIME_WAIT, in which rank 0 could not listen there.
+      const linger reset = {1, 0};
+      setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+      error = ECONNREFUSED;
     }
     if (error != 0) continue;
     fcntl(fd.get(), F_SETFL, 0);  // blocking from here on

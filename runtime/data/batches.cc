@@ -79,10 +79,11 @@ class KeptRows {
 };
 
 template <typename RowAt>
-LoadInput LoadRows(RowAt row_at) {
-  return [row_at, kept = std::make_shared<KeptRows>()](
+LoadInput LoadRows(const Batches& batches, RowAt row_at) {
+  return [&batches, row_at, kept = std::make_shared<KeptRows>()](
              const Tensor& tensor, const LocalTensor& block,
              int64_t first_sample) -> Result<void> {
+    TESSERA_RETURN_IF_ERROR(batches.CheckWhole());
     if (block.shape.size() != 2 || block.dtype != DType::kInt32) {
       return InvalidInput("rows of tokens have one number for each place",
                           "input '" + tensor.name + "'");
@@ -172,6 +173,7 @@ Result<BatchRow> Batches::ValidationRow(int64_t sample) const {
 }
 
 Result<int64_t> Batches::ValidationLabels(int64_t batch) const {
+  TESSERA_RETURN_IF_ERROR(CheckWhole());
   int64_t labels = 0;
   for (int64_t i = 0; i < options_.global_batch; ++i) {
     TESSERA_TRY(const BatchRow row,
@@ -294,11 +296,13 @@ Result<BatchRow> Batches::Row(int64_t row, uint64_t key) const {
 }
 
 LoadInput LoadTraining(const Batches& batches) {
-  return LoadRows([&batches](int64_t i) { return batches.TrainingRow(i); });
+  return LoadRows(batches,
+                  [&batches](int64_t i) { return batches.TrainingRow(i); });
 }
 
 LoadInput LoadValidation(const Batches& batches) {
-  return LoadRows([&batches](int64_t i) { return batches.ValidationRow(i); });
+  return LoadRows(batches,
+                  [&batches](int64_t i) { return batches.ValidationRow(i); });
 }
 
 }  // namespace tessera

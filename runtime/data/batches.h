@@ -95,6 +95,8 @@ class Batches {
   Result<BatchRow> ValidationRow(int64_t sample) const;
   // Labels that count in validation batch `batch`.
   Result<int64_t> ValidationLabels(int64_t batch) const;
+  // As MappedFile::CheckWhole, of the data.
+  Result<void> CheckWhole() const { return data_->CheckWhole(); }
 
  private:
   Batches(const TokenData& data, const BatchOptions& options)

@@ -32,6 +32,7 @@ template <typename RecordOf>
 LoadInput Load(const Clicks& clicks, RecordOf record_of) {
   return [&clicks, record_of](const Tensor& tensor, const LocalTensor& block,
                               int64_t first_sample) -> Result<void> {
+    TESSERA_RETURN_IF_ERROR(clicks.CheckWhole());
     const int64_t table = TableOf(tensor.name);
     const bool known =
         tensor.name == "dense" || tensor.name == "targets" ||

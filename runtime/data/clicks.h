@@ -82,6 +82,11 @@ class Clicks {
   Result<void> CheckLabel(int64_t record) const;
   Result<void> CheckId(int64_t record, int64_t table) const;
 
+  // As MappedFile::CheckWhole, where there is a file.
+  Result<void> CheckWhole() const {
+    return file_ ? file_->CheckWhole() : Result<void>();
+  }
+
   // Tells one file's clicks, or one seed's, from another's.
   uint64_t Fingerprint() const;
 

@@ -79,6 +79,7 @@ template <typename ImageOf>
 LoadInput Load(const Images& images, ImageOf image_of) {
   return [&images, image_of](const Tensor& tensor, const LocalTensor& block,
                              int64_t first_sample) -> Result<void> {
+    TESSERA_RETURN_IF_ERROR(images.CheckWhole());
     const Shape& whole = images.options().shape;
     std::vector<double> numbers;  // of a sample
     int64_t out = 0;

@@ -74,6 +74,11 @@ class Images {
   // kInvalidInput where the model does not have the label.
   Result<void> CheckLabel(int64_t image) const;
 
+  // As MappedFile::CheckWhole, where there is a file.
+  Result<void> CheckWhole() const {
+    return file_ ? file_->CheckWhole() : Result<void>();
+  }
+
   // Tells one file's images, or one seed's, from another's.
   uint64_t Fingerprint() const;
 

@@ -92,8 +92,14 @@ Result<void> TokenData::ReadFormat() {
   int32_t version = 0;
   int32_t expected_version = 0;
   const int32_t magic =
-      file_bytes >= kLlmcHeaderBytes ? Load<int32_t>(bytes) : 0;
+      file_bytes >= int64_t{sizeof(int32_t)} ? Load<int32_t>(bytes) : 0;
   if (magic == kLlmcMagic16 || magic == kLlmcMagic32) {
+    if (file_bytes < kLlmcHeaderBytes) {
+      return InvalidInput(
+          "ends within llm.c's header: " + std::to_string(file_bytes) +
+              " bytes of " + std::to_string(kLlmcHeaderBytes),
+          path_);
+    }
     const bool wide = magic == kLlmcMagic32;
     format_ = wide ? TokenFormat::kLlmc32 : TokenFormat::kLlmc16;
     version = Load<int32_t>(bytes + 4);

@@ -34,7 +34,8 @@ class TokenData;
 // them.
 uint64_t FingerprintOf(const TokenData& data);
 
-// Owns the mapping of one file. The file must not be changed while open.
+// Owns the mapping of one file. The file must not be changed while open; that
+// it is cut CheckWhole sees.
 class TokenData {
  public:
   TokenFormat format() const { return format_; }
@@ -50,6 +51,9 @@ class TokenData {
     TESSERA_RETURN_IF_ERROR(CheckId(i));
     return static_cast<int32_t>((*this)[i]);
   }
+
+  // As MappedFile::CheckWhole.
+  Result<void> CheckWhole() const { return file_.CheckWhole(); }
 
  private:
   friend Result<TokenData> OpenTokens(const std::string& path,

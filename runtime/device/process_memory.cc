@@ -8,15 +8,22 @@
 namespace tessera {
 namespace {
 
-// A line of a file such as "VmHWM:     1234 kB"; 0 if it has none.
-Bytes Line(const std::string& path, const std::string& key) {
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+
+// The number behind a word of a file; 0 if it has none.
+int64_t NumberBehind(const std::string& key, const std::string& path) {
   std::ifstream file(path);
   std::string word;
   while (file >> word) {
-    int64_t kibibytes = 0;
-    if (word == key && file >> kibibytes) return {kibibytes * 1024};
+    int64_t number = 0;
+    if (word == key && file >> number) return number;
   }
-  return {};
+  return 0;
+}
+
+// A line of a file such as "VmHWM:     1234 kB"; 0 if it has none.
+Bytes Line(const std::string& path, const std::string& key) {
+  return {NumberBehind(key, path) * 1024};
 }
 
 }  // namespace
@@ -35,15 +42,23 @@ void ResetPeakResident() {
 
 Bytes AvailableMemory() {
   int64_t available = Line("/proc/meminfo", "MemAvailable:").value;
-  if (available == 0) available = std::numeric_limits<int64_t>::max();
-  // Version 2, of this process's own namespace; "max" is no number.
-  int64_t limit = 0;
+  if (available == 0) available = kMost;
+  // Of this process's own namespace.
+  return std::min(Bytes{available}, RoomInGroup("/sys/fs/cgroup"));
+}
+
+Bytes RoomInGroup(const std::string& folder) {
+  int64_t limit = 0;  // "max" is no number
   int64_t used = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
-      std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
-    available = std::min(available, std::max<int64_t>(limit - used, 0));
+  if (!(std::ifstream(folder + "/memory.max") >> limit) ||
+      !(std::ifstream(folder + "/memory.current") >> used)) {
+    return {kMost};
   }
-  return {available};
+  // Pages of tmpfs and of shared memory are in neither list.
+  for (const char* const list : {"inactive_file", "active_file"}) {
+    used -= NumberBehind(list, folder + "/memory.stat");
+  }
+  return {std::clamp<int64_t>(limit - used, 0, limit)};
 }
 
 }  // namespace tessera

@@ -451,12 +451,16 @@ class BlockedSignals {
     for (const int s : {SIGCHLD, SIGINT, SIGTERM, SIGPIPE}) {
       sigaddset(&waited_, s);
     }
+    sigemptyset(&ending_);
+    for (const int s : {SIGINT, SIGTERM}) sigaddset(&ending_, s);
     // Under nohup a terminal that goes away is to be ignored; and Ctrl-Z where
     // no shell would wake us.
     for (const int s : {SIGHUP, SIGTSTP}) {
       struct sigaction action = {};
       sigaction(s, nullptr, &action);
-      if (action.sa_handler != SIG_IGN) sigaddset(&waited_, s);
+      if (action.sa_handler == SIG_IGN) continue;
+      sigaddset(&waited_, s);
+      if (s == SIGHUP) sigaddset(&ending_, s);
     }
     sigprocmask(SIG_BLOCK, &waited_, &before_);
   }
@@ -468,9 +472,15 @@ class BlockedSignals {
     const int number = sigtimedwait(&waited_, nullptr, &limit);
     return number > 0 ? number : 0;
   }
+  // Whether this process has been told to end.
+  bool Ending() {
+    const timespec at_once = {0, 0};
+    return sigtimedwait(&ending_, nullptr, &at_once) > 0;
+  }
 
  private:
   sigset_t waited_;
+  sigset_t ending_;  // of these
   sigset_t before_;
 };
 
@@ -504,20 +514,23 @@ class Job {
   // Waits until all ranks have ended and returns the exit code.
   int Run(BlockedSignals& signals) {
     std::optional<Clock::time_point> deadline;
+    Clock::time_point interrupted_at;
     for (;;) {
       const int signal = signals.Next();
       if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
         // Ranks end the step and save, however long that takes; who cannot wait
         // asks again.
-        if (interrupt_ != 0) {
-          deadline = Clock::now();
-        } else {
+        const auto now = Clock::now();
+        if (interrupt_ == 0) {
           std::cerr << "tessera: ending what is under way; again: at once"
                     << std::endl;
+          interrupt_ = signal;
+          interrupted_at = now;
+          Forward(signal);
+          Forward(SIGCONT);  // a rank that is stopped could not end its step
+        } else if (now - interrupted_at >= kOneInterrupt) {
+          deadline = now;
         }
-        interrupt_ = signal;
-        Forward(signal);
-        Forward(SIGCONT);  // a rank that is stopped could not end its step
       }
       if (signal == SIGTSTP) Pause();
       ReadReports();
@@ -640,27 +653,38 @@ class Job {
     return report.about != report.rank;
   }
 
+  // Whether a rank failed since it learnt of another.
+  bool WasTold(size_t r) const {
+    return std::ranges::any_of(reports_, [&](const Report& report) {
+      return report.rank == static_cast<int>(r) && TellsOfAnother(report);
+    });
+  }
+
   // Whether ranks failed only since others ended as they were told to.
   bool FailedForInterrupt() const {
     if (interrupt_ == 0) return false;
     for (size_t r = 0; r < ranks_.size(); ++r) {
       const int status = ranks_[r].status;
       if (!Failed(status) || IsInterrupted(status)) continue;
-      const bool told = std::ranges::any_of(reports_, [&](const auto& report) {
-        return report.rank == static_cast<int>(r) && TellsOfAnother(report);
-      });
-      if (!told) return false;
+      if (!WasTold(r)) return false;
     }
     return std::ranges::any_of(
         ranks_, [&](const auto& rank) { return IsInterrupted(rank.status); });
   }
 
+  // That of the failure, whatever became of its peers.
   int ExitCode() const {
-    for (const RankProcess& rank : ranks_) {
-      if (WIFEXITED(rank.status) && WEXITSTATUS(rank.status) == 2) continue;
-      if (Failed(rank.status)) return 1;
+    bool bad_input = false;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const int status = ranks_[r].status;
+      if (!Failed(status)) continue;
+      const bool is_2 = WIFEXITED(status) && WEXITSTATUS(status) == 2;
+      const bool killed_for_it =
+          killed_ && r != *first_failed_ && WIFSIGNALED(status);
+      if (!is_2 && !killed_for_it && !WasTold(r)) return 1;
+      bad_input = bad_input || is_2;
     }
-    return 2;
+    return bad_input ? 2 : 1;
   }
 
   const int error_fd_;
@@ -668,7 +692,7 @@ class Job {
   std::vector<Report> reports_;
   std::optional<size_t> first_failed_;
   bool killed_ = false;
-  int interrupt_ = 0;  // the last signal
+  int interrupt_ = 0;  // the first signal
 };
 
 }  // namespace
@@ -700,7 +724,10 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
   const pid_t launcher = getpid();
   std::cout.flush();  // or the ranks would write it once more
   std::optional<Error> failure;
+  bool interrupted = false;
   for (int rank = 0; rank < nproc && !failure; ++rank) {
+    interrupted = signals.Ending();
+    if (interrupted) break;
     const std::vector<std::string> variables = RankVariables(
         rank, nproc, socket->port, socket->fd, error_pipe[1], job_id);
     std::vector<char*> envp = Environment(variables);
@@ -720,6 +747,11 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
   close(error_pipe[1]);
   close(socket->fd);
   if (failure) return *failure;
+  if (interrupted) {
+    std::cerr << "tessera: interrupted before all ranks were started"
+              << std::endl;
+    return kInterruptedExitCode;
+  }
   return job.Run(signals);
 }
 

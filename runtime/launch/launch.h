@@ -1,6 +1,7 @@
 #pragma once
 // How a process learns which rank it is, and our own launcher of ranks.
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <span>
@@ -60,18 +61,25 @@ Result<std::vector<std::string>> ExpandNodeList(std::string_view list);
 // What a job or a rank of it returns that ended because it was told to.
 inline constexpr int kInterruptedExitCode = 130;
 
+// One wish to end may come as several signals: whoever signals a whole group
+// (a terminal, systemd, Slurm, GNU timeout) reaches the ranks, and so does what
+// started them, which passes it on. Only what comes so much later than the
+// first is a second wish.
+inline constexpr std::chrono::seconds kOneInterrupt(1);
+
 // Runs this very program `nproc` times with `arguments` (without the program's
 // name) as the ranks of one job on this host and waits for them. Ranks find
 // each other by DetectRankEnvironment; their standard input is empty.
 //
 // Returns the exit code: 0 if all ranks returned 0. When a rank fails, the
 // others get 5 s to notice and end, then are killed; one line on standard error
-// names the rank, how it ended and why, and the code is 1, or 2 where all that
-// was reported is exit code 2 (bad input). SIGINT, SIGTERM and, unless it is
-// ignored, SIGHUP are passed on, and ranks that end for it return
-// kInterruptedExitCode; a second signal kills them. The code is then that, too,
-// if none failed. Ctrl-Z (SIGTSTP) stops the ranks too, until this
-// process goes on.
+// names the rank, how it ended and why, and the code is 1, or 2 where all ranks
+// but those that were only told of it ended with 2 (bad input). SIGINT, SIGTERM
+// and, unless it is ignored, SIGHUP are passed on, and ranks that end for it
+// return kInterruptedExitCode; a second one, kOneInterrupt later, kills them.
+// The code is then that, too, if none failed. One that comes before all ranks
+// are started kills those that are. Ctrl-Z (SIGTSTP) stops the ranks too, until
+// this process goes on.
 // When this process is killed, so are the ranks.
 // REQUIRES: no other threads, as for any fork.
 Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments);

@@ -130,6 +130,16 @@ Result<void> FileTier::Write(std::span<const Transfer> transfers) {
   return Run(transfers, true);
 }
 
+Result<void> FileTier::DropCached() {
+  int code = fsync(fd_) == 0 ? 0 : errno;
+  if (code == 0) code = posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
+  if (code == 0) return {};
+  return Error{ErrorCode::kUnavailable,
+               std::string("cannot bring the offload file to the storage: ") +
+                   std::strerror(code),
+               directory_};
+}
+
 // Requests of whole blocks. One that ends early goes on where it has come to;
 // if it is direct, behind its last whole block.
 Result<void> FileTier::Run(std::span<const Transfer> transfers, bool write) {

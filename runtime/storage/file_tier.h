@@ -67,6 +67,10 @@ class FileTier {
   Result<void> Read(std::span<const Transfer> transfers);
   Result<void> Write(std::span<const Transfer> transfers);
 
+  // Of buffered I/O: waits until all that was written is on the storage, and
+  // has the system keep none of it in memory.
+  Result<void> DropCached();
+
   Bytes length() const { return length_; }
   bool direct() const { return direct_; }
   bool has_ring() const { return read_ring_ != nullptr; }

@@ -129,6 +129,25 @@ fails 2 "no-such.safetensors" run "${tiny[@]}" "${text[@]}" --nproc 2 \
 fails 2 "no-such.pb" run "${tiny[@]}" "${text[@]}" --nproc 2 \
   --profile no-such.pb
 
+# A pipe without a writer is not waited for.
+mkfifo "$work/pipe" "$work/pipe.index.json"
+fails 2 "pipe: not a regular file" run "${tiny[@]}" --data "$work/pipe"
+for load in pipe pipe.index.json; do
+  fails 2 "$load: not a regular file" \
+    run "${tiny[@]}" "${text[@]}" --load "$work/$load"
+done
+fails 2 "--steps: the run would end behind a step above 2\^53" \
+  run "${tiny[@]}" "${text[@]}" --steps 9223372036854775807
+fails 2 "--until: the run would end behind a step above 2\^53" \
+  run "${tiny[@]}" "${text[@]}" --until 9007199254740993
+# The memory that --set gives counts whether or not there is a --cluster.
+fails 3 "out of memory: a rank needs .* of 1.00 kB" \
+  run "${tiny[@]}" "${text[@]}" --set device.memory=1kB
+fails 3 "out of memory: a rank needs .* of 1.00 kB" \
+  run "${tiny[@]}" "${text[@]}" --set 'device_types[*].memory=1kB' --nproc 2
+fails 3 "a node's host needs .* of 1.00 kB; at the peak a rank holds 1.05 MB" \
+  run "${tiny[@]}" "${text[@]}" --set host.memory=1kB
+
 # Files that cannot be written, found before the work.
 mkdir "$work/folder.json"
 for verb in search profile; do

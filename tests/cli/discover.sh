@@ -6,7 +6,7 @@ source "$(dirname "$0")/lib.bash"
 "$tessera" discover --nproc 3 --offload-dir "$work" -o "$work/cluster.txtpb" \
   >"$work/out" 2>/dev/null
 grep -q "^local-cpu:3: 3 devices: " "$work/out" || fail "no summary"
-grep -q "^storage: " "$work/out" || fail "no storage"
+grep -qE "^storage( \(buffered\))?: " "$work/out" || fail "no storage"
 "$tessera" simulate --model "$examples/models/gpt2-tiny/config.json" \
   --cluster "$work/cluster.txtpb" --global-batch 12 --seq-len 64 \
   --strategy dp=3 --json >"$work/simulated.json" 2>/dev/null
@@ -39,4 +39,20 @@ fails 2 "expected no --nodes" discover --cluster dgx-h100 --nodes 2 \
 fails 2 "cluster.yaml" discover -o "$work/cluster.yaml"
 fails 2 "from 1 to" discover --nodes 0
 fails 2 "only the ranks of one host" discover --nproc 2 --nodes 2
-fails 1 "/no/such/folder" discover --nproc 2 --offload-dir /no/such/folder
+for folder in /no/such/folder "$work/out" /proc; do
+  fails 2 "--offload-dir: $folder: " discover --nproc 2 --offload-dir "$folder"
+done
+
+# Under a launcher it says for whom it waits.
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000)) WORLD_SIZE=2
+RANK=0 LOCAL_RANK=0 "$tessera" discover --nproc 2 >"$work/out" \
+  2>"$work/stderr" &
+job=$!
+for _ in $(seq 300); do
+  if [[ -s $work/stderr ]]; then break; fi
+  sleep 0.1
+done
+RANK=1 LOCAL_RANK=1 "$tessera" discover --nproc 2 >/dev/null
+wait $job || fail "discover with another rank: $(cat "$work/stderr")"
+[[ $(cat "$work/stderr") == "tessera: waiting for rank 1" ]] ||
+  fail "$(cat "$work/stderr")"

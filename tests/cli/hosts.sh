@@ -86,6 +86,21 @@ wait $launcher || code=$?
   fail "exit code $code of an interrupted job: $(cat "$work/out")"
 [[ -s $work/saved.st ]] || fail "no checkpoint: $(cat "$work/out")"
 
+# A rank that waits on rank 0's own host does not take its port, where that is
+# among those that the system gives to who connects: of eight every other attempt
+# or so would be a connection to itself.
+ip netns exec $a sh -c \
+  'echo 45000 45007 >/proc/sys/net/ipv4/ip_local_port_range'
+port=(env MASTER_ADDR=127.0.0.1 MASTER_PORT=45000 WORLD_SIZE=2)
+RANK=1 LOCAL_RANK=1 ip netns exec $a "${port[@]}" "$tessera" run "${tiny[@]}" \
+  "${text[@]}" --steps 1 >"$work/waiting" 2>&1 &
+waiting=$!
+sleep 2
+RANK=0 LOCAL_RANK=0 ip netns exec $a "${port[@]}" "$tessera" run "${tiny[@]}" \
+  "${text[@]}" --steps 1 >"$work/out" 2>&1 ||
+  fail "rank 0's port is taken: $(cat "$work/out")"
+wait $waiting || fail "a rank that waited: $(cat "$work/waiting")"
+
 # Slurm, by a srun that starts the tasks of two nodes (--mpi=pmi2).
 cat >"$work/srun" <<SRUN
 #!/usr/bin/env bash

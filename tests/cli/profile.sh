@@ -73,8 +73,10 @@ rows() {
   python3 -c 'import json, sys
 for r in json.load(open(sys.argv[1]))["rows"]: print(json.dumps(r))' "$1" | sort
 }
-"${profile[@]}" --time-limit 0 >"$work/out.json" 2>/dev/null
-json 'j["rows"] == 0 and j["left_out"] > 20' "$work/out.json" >/dev/null
+fails 2 "--time-limit: expected a time above 0" "${profile[@]:1}" \
+  --time-limit 0
+fails 1 "--time-limit: there was no time for any of [0-9]+ sizes" \
+  "${profile[@]:1}" --time-limit 1e-9
 [[ ! -e $work/y.json ]] || fail "a profile without a row"
 # Until the first rows are there. Long samples, for the kill to come before the
 # end.
@@ -96,6 +98,30 @@ json "j['left_out'] == 0 and j['rows'] == $(wc -l <"$work/after")" \
 "${profile[@]}" >"$work/out.json" 2>/dev/null
 json 'j["measured"] == 0 and j["left_out"] == 0' "$work/out.json" >/dev/null
 rows "$work/y.json" | cmp - "$work/after" || fail "rows changed"
+
+# Two at once add to one file.
+both=("$tessera" profile "${tiny[@]}" --nproc 1 --json -o "$work/both.json")
+"${both[@]}" --strategy mbs=8 >"$work/out.json" 2>/dev/null &
+"${both[@]}" --strategy mbs=4 >/dev/null 2>&1
+wait $!
+for mbs in 4 8; do
+  "${both[@]}" --strategy mbs=$mbs >"$work/out.json" 2>/dev/null
+  json 'j["measured"] == 0 and j["left_out"] == 0' "$work/out.json" >/dev/null
+done
+
+# Of other libraries only instead of what is there.
+sed -i 's/"libraries": *"/&no /' "$work/both.json"
+fails 2 "was measured with 'no .*, and this is .*--again" "${both[@]:1}" \
+  --strategy mbs=4
+"${both[@]}" --strategy mbs=4 --again >"$work/out.json" 2>/dev/null
+json 'j["measured"] == j["rows"] > 20' "$work/out.json" >/dev/null
+grep -q '"libraries": *"no ' "$work/both.json" && fail "rows of other libraries"
+
+# As many ranks as a host's world holds.
+fails 2 "--cluster: cluster 'local-cpu:65' has 65 devices: at most 64 ranks" \
+  profile --cluster local-cpu:65 -o "$work/z.pb"
+fails 2 "--nproc: 65 ranks on one host: at most 64" \
+  profile --nproc 65 -o "$work/z.pb"
 
 # A file is of one machine, and of as many ranks at once.
 fails 2 "was measured by 2 ranks at once" profile --nproc 1 -o "$work/y.json"

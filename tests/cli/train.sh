@@ -53,6 +53,81 @@ ln -s disk/checkpoint "$work/link"
 [[ -L $work/link && $(ls "$work/disk") == checkpoint ]] ||
   fail "$(ls -l "$work/disk" "$work/link")"
 
+# The last three checkpoints, of which one that is damaged is not gone on from:
+# the error names an older one, with which the run goes on.
+kept=$work/kept
+mkdir "$kept"
+"$tessera" run "${training[@]}" --steps 5 --save-every 1 --save "$kept/x" \
+  --keep-checkpoints 3 >/dev/null 2>"$work/stderr"
+[[ $(cd "$kept" && echo *) == "x x.step-3 x.step-4" ]] || fail "$(ls "$kept")"
+cp "$kept/x" "$work/damaged"
+python3 - "$work/damaged" <<'END'
+import sys
+with open(sys.argv[1], "r+b") as file:
+    file.seek(file.seek(0, 2) // 2)
+    bits = file.read(1)[0] ^ 4
+    file.seek(-1, 1)
+    file.write(bytes([bits]))
+END
+fails 2 "damaged: tensor '.*': damaged: what is from byte [0-9]+ to [0-9]+ of \
+the file has the checksum [0-9a-f]{8}: expected [0-9a-f]{8}$" \
+  run "${training[@]}" --steps 1 --json --load "$work/damaged"
+mv "$work/damaged" "$kept/x"
+fails 2 "x: tensor .* has the checksum .*; an older checkpoint is '$kept/x.step-4'$" \
+  run "${training[@]}" --steps 1 --json --load "$kept/x"
+"$tessera" run "${training[@]}" --until 6 --json --load "$kept/x.step-4" \
+  --save "$kept/x" --keep-checkpoints 3 >"$work/older.json" 2>"$work/stderr"
+json 'j["first_step"] == 4 and (j["losses"] ==
+  json.load(open("'"$work/whole.json"'"))["losses"][4:])' \
+  "$work/older.json" >/dev/null
+
+# A disk that is full (here a limit on files, which is an error too once its
+# signal is not heard), or a name for which there is no older one: all stays.
+one=("${tiny[@]}" "${text[@]}" --nproc 1)
+sums=$(cd "$kept" && sha256sum -- *)
+(
+  trap '' XFSZ
+  ulimit -f 64
+  fails 1 "x: cannot write: File too large" run "${one[@]}" --steps 1 --json \
+    --load "$kept/x" --save "$kept/x" --keep-checkpoints 2
+)
+[[ $(cd "$kept" && sha256sum -- *) == "$sums" ]] || fail "$(ls "$kept")"
+fails 2 "--keep-checkpoints: .*cannot give a file beside it a second name, as a \
+hard link: File name too long" run "${one[@]}" --keep-checkpoints 2 \
+  --save "$kept/$(printf 'x%.0s' {1..240})"
+fails 2 "--save: no room for '.*/y': [0-9]+ of it take .* that are free" \
+  run "${one[@]}" --steps 10000000 --save-every 1 --save "$kept/y" \
+  --keep-checkpoints 1000000
+fails 2 "--keep-checkpoints: needs --save FILE" \
+  run "${one[@]}" --keep-checkpoints 2
+[[ $(cd "$kept" && sha256sum -- *) == "$sums" ]] || fail "$(ls "$kept")"
+
+# At whatever moment a run is killed, its newest checkpoint is whole, and the
+# next run finds no more than belong to it.
+mkdir "$work/killed"
+for seconds in 0 0.07 0.13 0.21; do
+  load=()
+  [[ ! -f $work/killed/x ]] || load=(--load "$work/killed/x")
+  "$tessera" run "${one[@]}" --steps 100000 --save-every 1 "${load[@]}" \
+    --save "$work/killed/x" --keep-checkpoints 3 >"$work/stdout" \
+    2>"$work/stderr" &
+  job=$!
+  for _ in $(seq 300); do
+    if grep -q "^step [0-9]*[2-9] " "$work/stdout"; then break; fi
+    sleep 0.1
+  done
+  sleep "$seconds"
+  kill -KILL $job
+  { wait $job; } 2>/dev/null || true
+done
+last=$("$tessera" run "${one[@]}" --steps 1 --load "$work/killed/x" --json \
+  --save "$work/killed/x" --keep-checkpoints 3 2>"$work/stderr" |
+  python3 -c 'import json, sys; print(json.load(sys.stdin)["first_step"])') ||
+  fail "what a kill has left: $(cat "$work/stderr")"
+[[ $(ls "$work/killed") == $(printf "%s\n" x "x.step-$((last - 1))" \
+  "x.step-$last" | sort) ]] ||
+  fail "$(ls "$work/killed")"
+
 # Weights as the family publishes them, from two ranks into one; a folder has
 # those of one model, and what cannot be written is said before the first step.
 "$tessera" run "${training[@]}" --steps 2 --export "$work/weights" \
@@ -109,6 +184,30 @@ fails 2 "has rows of tokens 'wte.weight: 200': expected all rows" \
   run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 --json --load "$work/padded"
 fails 2 "has weights already: model" run "${training[@]}" --steps 2 \
   --export "$work/weights"
+# A run that exports nothing leaves no folder.
+code=0
+"$tessera" run "${one[@]}" --steps 4 --lr 1e40 --export "$work/unmade" \
+  >/dev/null 2>"$work/stderr" || code=$?
+grep -q "unmade: no weights are left, as they are not finite" "$work/stderr" ||
+  fail "$(cat "$work/stderr")"
+[[ $code == 1 && ! -e $work/unmade ]] || fail "$code: a folder of no export"
+# Weights of experts that transformers gives all of their tokens.
+experts=(--model "$examples/models/mixtral-tiny" --global-batch 4 --seq-len 16
+  "${text[@]}" --nproc 1 --steps 1)
+"$tessera" run "${experts[@]}" --export "$work/experts" >/dev/null \
+  2>"$work/stderr"
+! grep -q "drops tokens" "$work/stderr" || fail "$(cat "$work/stderr")"
+"$tessera" run "${experts[@]}" --load "$work/experts" --save "$work/dropping" \
+  >/dev/null 2>"$work/stderr"
+grep -q "experts: the model drops tokens .*: --set \
+model.expert_capacity_factor=0$" "$work/stderr" || fail "$(cat "$work/stderr")"
+for flags in "--set model.expert_capacity_factor=0 --load $work/experts" \
+  "--set model.expert_capacity_factor=1.25 --load $work/experts" \
+  "--load $work/dropping"; do
+  # shellcheck disable=SC2086 # several words
+  "$tessera" run "${experts[@]}" $flags >/dev/null 2>"$work/stderr"
+  ! grep -q "drops tokens" "$work/stderr" || fail "$(cat "$work/stderr")"
+done
 fails 2 "cannot make or write the folder" run "${training[@]}" --steps 2 \
   --export "$work/stderr/weights"
 fails 2 "expected a folder" run "${training[@]}" --steps 2 \
@@ -165,9 +264,72 @@ silent "${text[@]}" --warmup 4
 silent "${text[@]}" --decay linear --decay-steps 2 --min-lr 1e-4
 silent "${text[@]}" --decay linear --decay-steps 4
 
-# A log that cannot be written ends the run at its first line.
-fails 1 "rank 0: /dev/full: cannot write" run "${tiny[@]}" "${text[@]}" \
-  --nproc 2 --steps 100000 --json --log /dev/full
+# A log that cannot be written ends the run, in the step behind its first line,
+# with a checkpoint and the report.
+code=0
+"$tessera" run "${tiny[@]}" "${text[@]}" --nproc 2 --steps 100000 --json \
+  --log /dev/full --save "$work/unlogged" >"$work/unlogged.json" \
+  2>"$work/stderr" || code=$?
+drop_progress
+[[ $code == 1 && $(cat "$work/stderr") == "tessera: rank 0: /dev/full: cannot \
+write: No space left on device; the run ends behind step 2, saved in \
+$work/unlogged" ]] || fail "$code: $(cat "$work/stderr")"
+json 'len(j["losses"]) == 2' "$work/unlogged.json" >/dev/null
+"$tessera" run "${one[@]}" --steps 1 --json --load "$work/unlogged" \
+  >"$work/on.json" 2>"$work/stderr"
+json 'j["first_step"] == 2' "$work/on.json" >/dev/null
+
+# A resumed run's lines do not go on with one that was cut, and a fresh run's
+# replace those before.
+printf '{"step": 1}\n{"step": 2, "lo' >"$work/cut.jsonl"
+"$tessera" run "${one[@]}" --steps 2 --load "$work/unlogged" \
+  --log "$work/cut.jsonl" >"$work/stdout" 2>"$work/stderr"
+[[ $(cut -d, -f1 "$work/cut.jsonl") == $(printf '%s\n' '{"step": 1}' \
+  '{"step": 2' '{"step": 3' '{"step": 4') ]] ||
+  fail "$(cat "$work/cut.jsonl")"
+"$tessera" run "${one[@]}" --steps 1 --log "$work/cut.jsonl" \
+  >"$work/stdout" 2>"$work/stderr"
+[[ $(cut -d, -f1 "$work/cut.jsonl") == '{"step": 1' ]] ||
+  fail "$(cat "$work/cut.jsonl")"
+# Of two fresh runs with one log no line is written over the other's.
+logging=()
+for i in 0 1; do
+  "$tessera" run "${one[@]}" --steps 100 --log "$work/both.jsonl" \
+    >"$work/stdout.$i" 2>&1 &
+  logging+=($!)
+done
+for i in 0 1; do
+  wait "${logging[i]}" || fail "$(cat "$work/stdout.$i")"
+done
+python3 - "$work/both.jsonl" <<'END' || fail "two runs with one log"
+import collections, json, sys
+steps = collections.Counter(json.loads(line)["step"]
+                            for line in open(sys.argv[1]))
+assert set(steps) <= set(range(1, 101)) and steps[100] > 0, steps
+END
+
+# Files of offloaded state have no room.
+if unshare -rm true 2>/dev/null; then
+  mkdir "$work/small"
+  cat >"$work/on_small" <<'END'
+#!/usr/bin/env bash
+mount -t tmpfs -o size=64k tmpfs "$SMALL" && exec "$BINARY" "$@"
+END
+  chmod +x "$work/on_small"
+  no_room() {
+    local pattern=$1 binary=$tessera
+    shift
+    SMALL=$work/small BINARY=$binary TMPDIR=$work/small tessera=unshare \
+      fails 3 "$pattern" -rm "$work/on_small" run "${one[@]}" --steps 1 "$@"
+  }
+  room="no room in '$work/small': the ranks' files need .* of 65.5 kB that are \
+free; --offload-dir DIR is another folder"
+  no_room "--offload-dir: $room;" --strategy offload=optimizer:file \
+    --offload-dir "$work/small"
+  no_room "TMPDIR: $room;" --strategy offload=optimizer:file
+  no_room "--strategy: $room, where the strategy names none" \
+    --strategy "offload=optimizer:file:$work/small"
+fi
 
 # Documents: the text's lines.
 "$tessera" run "${tiny[@]}" "${text[@]}" --end-of-text 10 --steps 2 --json \

@@ -258,6 +258,7 @@ struct TinyRun {
   std::string load_path = {};
   std::string save_path = {};
   int64_t save_every = 0;
+  int keep_checkpoints = 1;
   std::string family = {};
   std::string export_folder = {};
   Bytes export_file_bytes = WeightFiles().file_bytes;
@@ -322,6 +323,7 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     job.load_path = run.load_path;
     job.save_path = run.save_path;
     job.save_every = run.save_every;
+    job.keep_checkpoints = run.keep_checkpoints;
     job.stop = run.stop;
     job.progress = run.progress;
     job.learning_rate = run.learning_rate;

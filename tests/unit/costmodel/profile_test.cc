@@ -84,7 +84,18 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
   // 2^30 * 2^21 * 3 elements.
   EXPECT_THAT(with("[1, 2, 3]", "[1073741824, 2097152, 3]"),
               HasSubstr("rows[0].extents: a tensor of more than 2^50"));
-  EXPECT_THAT(with("1e-6", "-1"), HasSubstr("rows[0].median_seconds"));
+  for (const char* seconds : {"-1", "0", "nan", "inf", "1e308", "1.1e6"}) {
+    EXPECT_THAT(with("1e-6", seconds),
+                HasSubstr("rows[0].median_seconds: must be positive, and at "
+                          "most 1e6"))
+        << seconds;
+  }
+  EXPECT_EQ(with("samples", "spread: 3 samples"), "");
+  for (const char* spread : {"-1", "nan", "inf"}) {
+    EXPECT_THAT(with("samples", "spread: " + std::string(spread) + " samples"),
+                HasSubstr("rows[0].spread: must be a number"))
+        << spread;
+  }
   EXPECT_THAT(with("samples", "payload_bytes: -5 samples"),
               HasSubstr("rows[0].payload_bytes: must be at least 0"));
   EXPECT_THAT(with("bsh->bsh", "bsh>bsh"), HasSubstr("rows[0].rule"));

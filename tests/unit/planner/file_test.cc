@@ -38,6 +38,22 @@ class FileTest : public ::testing::Test {
   const std::string path_ = folder_ + "/file";
 };
 
+TEST_F(FileTest, ReplacesNothingWhereItIsToBeNew) {
+  {
+    auto first = AtomicFile::Create(path_);
+    auto second = AtomicFile::Create(path_);
+    ASSERT_TRUE(first.has_value() && second.has_value());
+    ASSERT_TRUE(Write(*first, "first"));
+    ASSERT_TRUE(Write(*second, "second"));
+    ASSERT_TRUE(first->CommitNew());
+    const auto late = second->CommitNew();
+    ASSERT_FALSE(late.has_value());
+    EXPECT_EQ(late.error().ToString(), path_ + ": is there already");
+  }
+  EXPECT_EQ(*ReadFile(path_), "first");
+  EXPECT_EQ(Names(), std::set<std::string>{"file"});
+}
+
 TEST_F(FileTest, IsThereOnceItIsWhole) {
   ASSERT_TRUE(WriteFileAtomically(path_, "before"));
   auto file = AtomicFile::Create(path_);

@@ -326,6 +326,14 @@ TEST_F(SysTest, FindsAPlaceInThePciTree) {
                                       PciNode{"0000:49:00.0", 4, 8}));
   EXPECT_EQ(place.numa_node, 1);
   EXPECT_EQ(place.near_cpus, "32-63");
+  // Where one of the two does not say, the other does.
+  AddPci("pci0000:58/0000:58:01.0", "Unknown", 16);
+  AddPci("pci0000:58/0000:58:01.0/0000:59:00.0", "32.0 GT/s PCIe", 8);
+  AddPci("pci0000:58/0000:58:01.0/0000:59:00.0/0000:5a:00.0", "Unknown", 8);
+  EXPECT_THAT(
+      FindPciPlace(root_, "0000:5a:00.0").path,
+      ElementsAre(PciNode{"0000:58:01.0", 0, 16}, PciNode{"0000:59:00.0", 5, 8},
+                  PciNode{"0000:5a:00.0", 5, 8}));
   EXPECT_EQ(FindPciPlace(root_, "0000:77:00.0"), PciPlace{});
   EXPECT_EQ(FindPciPlace(root_, "../../etc"), PciPlace{});
 }
@@ -447,12 +455,17 @@ TEST_F(SysTest, NoDriverIsNoGpus) {
 
 TEST(HostSpeedTest, CopiesAndStorageHaveASpeed) {
   EXPECT_GT(MeasureCopies(1).value, 0);
+  EXPECT_GT(MeasureCopies(3).value, 0);
   const auto storage = MeasureStorage(::testing::TempDir());
   ASSERT_TRUE(storage) << storage.error().ToString();
   EXPECT_GT(storage->read.value, 0);
   EXPECT_GT(storage->write.value, 0);
   EXPECT_GT(storage->free.value, 0);
   EXPECT_FALSE(MeasureStorage("/no/such/folder"));
+  // Where nothing can be kept.
+  const auto proc = MeasureStorage("/proc");
+  ASSERT_FALSE(proc);
+  EXPECT_EQ(proc.error(), InvalidInput("no space is free", "/proc"));
 }
 
 }  // namespace

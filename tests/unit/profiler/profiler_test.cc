@@ -311,6 +311,78 @@ TEST(ProfileTest, WaitsForSamplesAndNotForRuns) {
   EXPECT_EQ(waits_for_one, waits_for_many);
 }
 
+// By its clock, which stands still on the last of three ranks, all samples take
+// a millisecond. CUDA's memory of exchanges is counted.
+class StoppedClock : public QueueCpuDevice {
+ public:
+  explicit StoppedClock(bool stands_still)
+      : QueueCpuDevice(1), stands_still_(stands_still) {}
+  Result<Duration> Between(int, int) override {
+    return Duration::FromSeconds(stands_still_ ? 0 : 1e-3);
+  }
+  Result<void*> Allocate(Bytes size, MemoryCategory category) override {
+    if (category == MemoryCategory::kCommunication) sizes.insert(size);
+    return QueueCpuDevice::Allocate(size, category);
+  }
+  std::set<Bytes> sizes;
+
+ private:
+  const bool stands_still_;
+};
+
+// A rank that is left over has no part in a message's time; and runs take turns
+// over buffers.
+TEST(ProfileTest, MessagesAreTimedByRanksThatExchangeThem) {
+  ProfileCases cases;
+  AddLadder(LocalCpu(3), cases);
+  cases.kernels.clear();
+  std::erase_if(cases.collectives, [](const auto& exchange) {
+    return exchange.first.payload != Bytes{1 << 10};
+  });
+  std::vector<std::unique_ptr<RankDevice>> devices;
+  std::vector<QueueDevice*> queues;
+  for (int rank = 0; rank < 3; ++rank) {
+    auto device = std::make_unique<StoppedClock>(/*stands_still=*/rank == 2);
+    queues.push_back(device.get());
+    devices.push_back(std::move(device));
+  }
+  const ProfileDb profile =
+      ProfileOn(cases, devices, MakeLoopbackWorlds(queues), Quick()).profile;
+  const auto seconds = [&](CommKind kind, int ranks) {
+    return profile.rows.at(CollectiveKey(kind, "cpu-core", ranks, 1, {1 << 10}))
+        .median_s;
+  };
+  // There and back take a millisecond; of three ranks two say so of a whole.
+  EXPECT_DOUBLE_EQ(seconds(CommKind::kSendRecv, 2), 0.5e-3);
+  EXPECT_DOUBLE_EQ(seconds(CommKind::kAllReduce, 3), 2e-3 / 3);
+  // 64 KiB of sets of two buffers.
+  const auto& first = static_cast<const StoppedClock&>(*devices[0]);
+  EXPECT_THAT(first.sizes, ::testing::Contains(Bytes{1 << 16}));
+}
+
+TEST(SetsInTurnTest, FillWhatIsRotatedButAreNotTooMany) {
+  EXPECT_EQ(SetsInTurn(Bytes{1 << 20}, 1 << 18), 4);
+  EXPECT_EQ(SetsInTurn(Bytes{1 << 20}, 1 << 21), 1);
+  EXPECT_EQ(SetsInTurn(Bytes{1 << 20}, 1 << 10), kMostSets);
+}
+
+// A message's pairs are neighbours: all on one node, all across, or not timed.
+TEST(AddLadderTest, MessagesOfPairsThatAreAlike) {
+  const auto nodes = [](const std::string& cluster) {
+    ProfileCases cases;
+    AddLadder(MakeCluster(cluster).value(), cases);
+    std::set<int> result;
+    for (const auto& [key, seconds] : cases.collectives) {
+      if (key.name == NameOf(CommKind::kSendRecv)) result.insert(key.nodes);
+    }
+    return result;
+  };
+  EXPECT_EQ(nodes("local-cpu:3"), std::set{1});
+  EXPECT_EQ(nodes("dgx-h100:2x2"), std::set{1});
+  EXPECT_EQ(nodes("dgx-h100:2x1"), std::set{2});
+  EXPECT_EQ(nodes("dgx-h100:2x3"), std::set<int>());
+}
+
 TEST(ProfileTest, MeasuresNothingTwice) {
   const Graph graph = TinyGraph();
   const ProfileCases cases = CasesOf(graph, 2, "dp=2,mbs=2");

@@ -8,8 +8,11 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <set>
 #include <sstream>
 
+#include "runtime/older_checkpoints.h"
 #include "tests/support/tiny_training.h"
 
 namespace tessera {
@@ -159,8 +162,32 @@ TEST(Safetensors, BrokenFilesAreErrors) {
             std::string::npos);
   EXPECT_NE(message(second("[2,6]")), "");
   EXPECT_NE(message(second("[5,9]")), "");
+  EXPECT_EQ(message(with_header(R"({"__metadata__":5})", "")),
+            path + ": __metadata__: is 5: expected an object of texts");
+  EXPECT_EQ(message(with_header(R"({"__metadata__":{"step":6}})", "")),
+            path + ": __metadata__: 'step' is 6: expected a text");
   std::filesystem::remove(path);
   EXPECT_EQ(SafetensorsFile::Open(path).error().code, ErrorCode::kNotFound);
+}
+
+TEST(Safetensors, OfAFileThatIsCut) {
+  const std::string path = TempPath("file");
+  const SafetensorsEntry entry = {"a", DType::kFloat32, {2}};
+  auto writer = *SafetensorsWriter::Create(path, {entry}, {});
+  const float elements[] = {1, 2};
+  ASSERT_TRUE(writer.Write(std::as_bytes(std::span(elements))).has_value());
+  ASSERT_TRUE(writer.Commit().has_value());
+  const auto file = *SafetensorsFile::Open(path);
+  EXPECT_TRUE(file.Find(entry).has_value());
+  EXPECT_TRUE(file.View("a").has_value());
+  std::filesystem::resize_file(path, 8);
+  const std::string expected =
+      path + ": has become shorter while it was read: 8 bytes of";
+  for (const Error& error :
+       {file.Find(entry).error(), file.View("a").error()}) {
+    EXPECT_TRUE(error.ToString().starts_with(expected)) << error.ToString();
+  }
+  std::filesystem::remove(path);
 }
 
 TEST(Safetensors, NamesOfAnyBytes) {
@@ -177,6 +204,122 @@ TEST(Safetensors, NamesOfAnyBytes) {
   EXPECT_NE(ReadBytes(path).find(R"("a\"b\\c\u000a\u0001":)"),
             std::string::npos);
   EXPECT_TRUE(SafetensorsFile::Open(path)->Has(name));
+  std::filesystem::remove(path);
+}
+
+// ---- Checksums
+
+TEST(Checksums, AreThoseOfZlib) {
+  const auto crc = [](std::string_view text, uint32_t before = 0) {
+    return Crc32(std::as_bytes(std::span(text)), before);
+  };
+  // The check value of CRC-32/ISO-HDLC.
+  EXPECT_EQ(crc("123456789"), 0xcbf43926U);
+  EXPECT_EQ(crc("789", crc("123456")), 0xcbf43926U);
+  // A hole is not what it was.
+  EXPECT_NE(crc(std::string(kChecksumBlock, '\0')), 0U);
+}
+
+TEST(Checksums, OfBlocksHoweverTheyCome) {
+  std::vector<std::byte> bytes(2 * kChecksumBlock + 5);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::byte>(Mix64(i));
+  }
+  const std::span all(bytes);
+  const std::vector<uint32_t> expected = {
+      Crc32(all.first(kChecksumBlock)),
+      Crc32(all.subspan(kChecksumBlock, kChecksumBlock)), Crc32(all.last(5))};
+  for (const size_t piece :
+       {size_t{1000}, size_t{kChecksumBlock}, all.size()}) {
+    BlockChecksums checksums;
+    for (size_t at = 0; at < all.size(); at += piece) {
+      checksums.Add(all.subspan(at, std::min(piece, all.size() - at)));
+    }
+    EXPECT_EQ(checksums.Take(), expected) << piece;
+  }
+  BlockChecksums whole;
+  whole.Add(all.first(kChecksumBlock));
+  EXPECT_EQ(whole.Take(), std::vector<uint32_t>{expected[0]});
+  EXPECT_EQ(BlockChecksums().Take(), std::vector<uint32_t>());
+}
+
+// Each bit of a file is in some check, and a check of a part is of its blocks
+// alone.
+TEST(Checksums, FindWhatHasChanged) {
+  const std::string path = TempPath("file");
+  const int64_t count = kChecksumBlock / 4;  // of fp32 in a block
+  const std::vector<float> a(static_cast<size_t>(count) + 10, 1);
+  const std::vector<float> b(static_cast<size_t>(count), 2);
+  auto writer = *SafetensorsWriter::Create(
+      path,
+      {{"a", DType::kFloat32, {count + 10}}, {"b", DType::kFloat32, {count}}},
+      {{"step", "4"}}, /*checksums=*/true);
+  ASSERT_TRUE(writer.Write(std::as_bytes(std::span(a))).has_value());
+  ASSERT_TRUE(writer.Write(std::as_bytes(std::span(b))).has_value());
+  ASSERT_TRUE(writer.Commit().has_value());
+  const std::string bytes = ReadBytes(path);
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  const size_t data = 8 + length;
+  // The header's, and those of blocks 0 to 2 of the tensors.
+  const size_t sums = bytes.size() - 4 * sizeof(uint32_t);
+  ASSERT_EQ(sums, data + static_cast<size_t>(2 * count + 10) * sizeof(float));
+  uint32_t header = 0;
+  std::memcpy(&header, bytes.data() + sums, sizeof(header));
+  EXPECT_EQ(header, Crc32(std::as_bytes(std::span(bytes.data(), data))));
+
+  const auto check = [&](size_t changed, const std::string& name, int64_t begin,
+                         int64_t end) -> std::string {
+    std::string other = bytes;
+    if (changed < other.size()) other[changed] ^= 0x10;
+    WriteBytes(path, other);
+    const auto file = SafetensorsFile::Open(path);
+    if (!file) return file.error().ToString();
+    const auto found = file->Check(name, begin, end);
+    return found ? "" : found.error().ToString();
+  };
+  const int64_t size_a = 4 * (count + 10);
+  const int64_t size_b = 4 * count;
+  EXPECT_EQ(check(bytes.size(), "a", 0, size_a), "");
+  EXPECT_EQ(check(bytes.size(), "b", 0, size_b), "");
+  // A digit of the step: still a header that can be read.
+  const size_t digit = bytes.find("\"4\"") + 1;
+  EXPECT_THAT(
+      check(digit, "a", 0, 0),
+      ::testing::MatchesRegex(path + ": damaged: the header has the checksum "
+                                     "[0-9a-f]+: expected [0-9a-f]+"));
+  // The last of b, in block 2.
+  const std::string at = std::to_string(data + 2 * kChecksumBlock);
+  EXPECT_THAT(check(sums - 1, "b", 0, size_b),
+              ::testing::MatchesRegex(
+                  path + ": tensor 'b': damaged: what is from byte " + at +
+                  " to " + std::to_string(sums) +
+                  " of the file has the checksum [0-9a-f]+: expected "
+                  "[0-9a-f]+"));
+  EXPECT_EQ(check(sums - 1, "b", 0, size_b - 4 * 10), "");
+  EXPECT_EQ(check(sums - 1, "a", 0, size_a), "");
+  // Where a and b meet, in block 1.
+  const size_t middle = data + static_cast<size_t>(size_a);
+  EXPECT_NE(check(middle, "a", size_a - 1, size_a), "");
+  EXPECT_NE(check(middle, "b", 0, 1), "");
+  EXPECT_EQ(check(middle, "a", 0, kChecksumBlock), "");
+  EXPECT_NE(check(middle, "a", 0, kChecksumBlock + 1), "");
+  // A checksum itself.
+  EXPECT_NE(check(sums + 4, "a", 0, 1), "");
+  EXPECT_NE(check(sums, "a", 0, 0), "");
+
+  // Of another length than the tensors need.
+  auto short_sums = *SafetensorsWriter::Create(
+      path,
+      {{"a", DType::kFloat32, {1}},
+       {std::string(kChecksums), DType::kInt32, {1}}},
+      {});
+  ASSERT_TRUE(short_sums.Write(std::as_bytes(std::span(a).first(2))));
+  ASSERT_TRUE(short_sums.Commit().has_value());
+  EXPECT_EQ(SafetensorsFile::Open(path).error().ToString(),
+            path +
+                ": tensor 'optimizer.checksums': is I32[1]: expected "
+                "I32[2], behind all others");
   std::filesystem::remove(path);
 }
 
@@ -402,6 +545,52 @@ TEST_F(Checkpoint, HoldsStepSeedAndGraph) {
   EXPECT_TRUE(file.Has("optimizer.v.h.1.mlp.c_fc.bias"));
 }
 
+// What a file of no tensors says of its run, or the error, or "weights".
+std::string SaidBy(
+    const std::string& path,
+    const std::map<std::string, std::string, std::less<>>& metadata) {
+  TESSERA_CHECK(SafetensorsWriter::Create(path, {}, metadata).value().Commit());
+  const auto run = SavedRunOf(path);
+  if (!run) return run.error().ToString();
+  return *run ? "step " + std::to_string((*run)->step) : "weights";
+}
+
+TEST_F(Checkpoint, NumbersAreBounded) {
+  const std::string most = "9007199254740992";  // 2^53
+  const std::string above = "9007199254740993";
+  EXPECT_EQ(SaidBy(path_, {{"step", most}}), "step " + most);
+  for (const char* const key : {"step", "samples", "global_batch", "seq_len"}) {
+    for (const std::string& number : {above, std::string("9223372036854775807"),
+                                      std::string("-1"), std::string("six")}) {
+      std::map<std::string, std::string, std::less<>> metadata = {
+          {"step", "1"}};
+      metadata[key] = number;
+      EXPECT_EQ(SaidBy(path_, metadata),
+                path_ + ": __metadata__: " + key + " '" + number +
+                    "': expected a number of at most 2^53");
+    }
+  }
+  SaidBy(path_, {{"step", most}, {"optimizer", "adamw"}});
+  TinyRun run;
+  run.load_path = path_;
+  EXPECT_THAT(
+      TrainTiny(graph_, Tasks(1, ""), data_, run).error().ToString(),
+      ::testing::HasSubstr("step '" + most +
+                           "': expected at most 2^53 samples behind it, 4 a "
+                           "step"));
+  // A seed is any.
+  EXPECT_EQ(SaidBy(path_, {{"step", "1"}, {"seed", "18446744073709551615"}}),
+            "step 1");
+}
+
+TEST_F(Checkpoint, WithoutAStepIsAnError) {
+  EXPECT_EQ(SaidBy(path_, {{"format", "pt"}}), "weights");
+  EXPECT_EQ(SaidBy(path_, {{"optimizer", "sgd"}}),
+            path_ +
+                ": __metadata__: has no step, and the file has more than "
+                "weights: expected the 'step' of a checkpoint");
+}
+
 TEST_F(Checkpoint, WeightsAloneStartAtStepZero) {
   const TaskGraph tasks = Tasks(2, "dp=2,zero=1");
   TinyRun fresh;
@@ -467,6 +656,180 @@ TEST_F(Checkpoint, FailedSaveIsAnErrorOnAllRanks) {
   EXPECT_EQ(result.error().where, run.save_path);
 }
 
+// By each rank that reads it, whatever of it that is.
+TEST_F(Checkpoint, DamageIsAnErrorOfWhoReadsIt) {
+  TinyRun run;
+  run.steps = 1;
+  run.save_path = path_;
+  ASSERT_TRUE(TrainTiny(graph_, Tasks(1, ""), data_, run).has_value());
+  const std::string bytes = ReadBytes(path_);
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  run.save_path = "";
+  run.load_path = other_;
+  for (const char* strategy : {"dp=2,zero=1", "tp=2", "dp=1,pp=2"}) {
+    const TaskGraph tasks = Tasks(2, strategy);
+    WriteBytes(other_, bytes);
+    EXPECT_TRUE(TrainTiny(graph_, tasks, data_, run).has_value()) << strategy;
+    // In the first tensor, somewhere, in the last one.
+    for (const size_t at : {8 + length, bytes.size() / 2, bytes.size() - 100}) {
+      std::string damaged = bytes;
+      damaged[at] ^= 1;
+      WriteBytes(other_, damaged);
+      const auto result = TrainTiny(graph_, tasks, data_, run);
+      ASSERT_FALSE(result.has_value()) << strategy << " " << at;
+      EXPECT_THAT(result.error().ToString(),
+                  ::testing::HasSubstr("damaged: what is from byte "));
+    }
+  }
+}
+
+// ---- Checkpoints before the newest
+
+class OlderCheckpointsTest : public Checkpoint {
+ protected:
+  void SetUp() override { std::filesystem::create_directory(folder_); }
+  void TearDown() override {
+    std::filesystem::remove_all(folder_);
+    Checkpoint::TearDown();
+  }
+
+  // So many steps behind `load`, each saved.
+  Result<TrainingResult> Train(int64_t steps, int keep,
+                               const std::string& load = "") {
+    TinyRun run;
+    run.steps = steps;
+    run.save_path = newest_;
+    run.save_every = 1;
+    run.keep_checkpoints = keep;
+    run.load_path = load;
+    return TrainTiny(graph_, Tasks(2, "dp=2"), data_, run);
+  }
+
+  // What is in the folder, with its step.
+  std::map<std::string, std::string> Steps() const {
+    std::map<std::string, std::string> steps;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      const auto file = SafetensorsFile::Open(entry.path());
+      steps[entry.path().filename()] =
+          file ? file->metadata().at("step") : file.error().ToString();
+    }
+    return steps;
+  }
+
+  using Map = std::map<std::string, std::string>;
+  const std::string folder_ = TempPath("folder");
+  const std::string newest_ = folder_ + "/x";
+};
+
+TEST_F(OlderCheckpointsTest, AreTheLast) {
+  ASSERT_TRUE(Train(2, 3).has_value());
+  EXPECT_EQ(Steps(), (Map{{"x", "2"}, {"x.step-1", "1"}}));
+  ASSERT_TRUE(Train(10, 3, newest_).has_value());
+  EXPECT_EQ(Steps(),
+            (Map{{"x", "12"}, {"x.step-10", "10"}, {"x.step-11", "11"}}));
+  // Without the flag they stay.
+  ASSERT_TRUE(Train(1, 1, newest_).has_value());
+  EXPECT_EQ(Steps(),
+            (Map{{"x", "13"}, {"x.step-10", "10"}, {"x.step-11", "11"}}));
+  ASSERT_TRUE(Train(1, 2, newest_).has_value());
+  EXPECT_EQ(Steps(), (Map{{"x", "14"}, {"x.step-13", "13"}}));
+  // A whole checkpoint, as the newest was.
+  const auto resumed = *Train(1, 2, newest_ + ".step-13");
+  EXPECT_EQ(resumed.first_step, 13);
+}
+
+// What lies beyond is of no use to it, and goes first.
+TEST_F(OlderCheckpointsTest, OfARunThatWasGoneBackBehind) {
+  ASSERT_TRUE(Train(6, 3).has_value());
+  EXPECT_EQ(Steps(), (Map{{"x", "6"}, {"x.step-4", "4"}, {"x.step-5", "5"}}));
+  ASSERT_TRUE(Train(1, 3, newest_ + ".step-4").has_value());
+  EXPECT_EQ(Steps(), (Map{{"x", "5"}, {"x.step-4", "4"}, {"x.step-5", "5"}}));
+  const std::string five = ReadBytes(newest_);
+  ASSERT_TRUE(Train(1, 3, newest_).has_value());
+  EXPECT_EQ(Steps(), (Map{{"x", "6"}, {"x.step-4", "4"}, {"x.step-5", "5"}}));
+  EXPECT_EQ(ReadBytes(newest_ + ".step-5"), five);
+}
+
+// Where a run that was killed may have stopped: behind the second name, or
+// before the oldest was removed.
+TEST_F(OlderCheckpointsTest, OfARunThatWasKilled) {
+  ASSERT_TRUE(Train(3, 2).has_value());
+  std::filesystem::create_hard_link(newest_, newest_ + ".step-3");
+  EXPECT_EQ(Steps(), (Map{{"x", "3"}, {"x.step-2", "2"}, {"x.step-3", "3"}}));
+  ASSERT_TRUE(Train(1, 2, newest_).has_value());
+  EXPECT_EQ(Steps(), (Map{{"x", "4"}, {"x.step-3", "3"}}));
+}
+
+// Names alone tell which files are a run's own.
+TEST_F(OlderCheckpointsTest, AreNoOtherFiles) {
+  const std::set<std::string> others = {"x.step-",
+                                        "x.step-07",
+                                        "x.step--1",
+                                        "x.step-1.old",
+                                        "xx.step-1",
+                                        "x.tmp.host.1.0",
+                                        "x.step-0x1",
+                                        "y",
+                                        "x.step-1e3",
+                                        "x.step-1 (copy)",
+                                        "x.step-9999999999999999999"};
+  for (const std::string& name : others) WriteBytes(folder_ + "/" + name, "");
+  ASSERT_TRUE(Train(4, 2).has_value());
+  std::set<std::string> names;
+  for (const auto& [name, step] : Steps()) names.insert(name);
+  std::set<std::string> expected = others;
+  expected.insert({"x", "x.step-3"});
+  EXPECT_EQ(names, expected);
+}
+
+TEST_F(OlderCheckpointsTest, AreBesideWhatALinkLeadsTo) {
+  std::filesystem::create_directory(folder_ + "/disk");
+  std::filesystem::create_symlink("disk/saved", newest_);
+  ASSERT_TRUE(Train(3, 2).has_value());
+  EXPECT_TRUE(std::filesystem::is_symlink(newest_));
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/disk/saved.step-2"));
+  EXPECT_FALSE(std::filesystem::exists(newest_ + ".step-2"));
+}
+
+// No run goes on from them by itself.
+TEST_F(OlderCheckpointsTest, AreNamedWhereTheNewestIsDamaged) {
+  ASSERT_TRUE(Train(11, 3).has_value());
+  const std::string bytes = ReadBytes(newest_);
+  const auto error = [&] {
+    const auto result = Train(1, 3, newest_);
+    return result ? "" : result.error().ToString();
+  };
+  const std::string older =
+      "; an older checkpoint is '" + newest_ + ".step-10'";
+  std::string damaged = bytes;
+  damaged[bytes.size() / 2] ^= 1;
+  WriteBytes(newest_, damaged);
+  EXPECT_THAT(error(), ::testing::HasSubstr("has the checksum"));
+  EXPECT_THAT(error(), ::testing::EndsWith(older));
+  WriteBytes(newest_, bytes.substr(0, bytes.size() / 2));
+  EXPECT_THAT(error(), ::testing::HasSubstr("truncated"));
+  EXPECT_THAT(error(), ::testing::EndsWith(older));
+  WriteBytes(newest_, std::string(bytes.size(), '\0'));
+  EXPECT_THAT(error(), ::testing::EndsWith(older));
+  // Nor are they lost, nor does what is damaged become one.
+  ASSERT_TRUE(Train(1, 3, newest_ + ".step-9").has_value());
+  EXPECT_EQ(Steps(),
+            (Map{{"x", "10"}, {"x.step-9", "9"}, {"x.step-10", "10"}}));
+}
+
+TEST_F(OlderCheckpointsTest, NeedHardLinks) {
+  EXPECT_TRUE(CheckCanKeepOlder(newest_).has_value());
+  EXPECT_EQ(Steps(), Map());
+  // A name that is too long is as good as a file system without links.
+  const std::string longest = folder_ + "/" + std::string(240, 'x');
+  EXPECT_EQ(CheckCanKeepOlder(longest).error().ToString(),
+            longest +
+                ": cannot give a file beside it a second name, as a hard "
+                "link: File name too long");
+  EXPECT_EQ(Steps(), Map());
+}
+
 // ---- The training loop
 
 TEST_F(Checkpoint, StopFinishesTheStepAndSaves) {
@@ -504,20 +867,29 @@ TEST_F(Checkpoint, StopBeforeTheFirstStepTrainsNothing) {
   }
 }
 
-TEST_F(Checkpoint, AnErrorBehindAStepEndsTheJobThere) {
+// The others learn of it in the next step, unless there is none.
+TEST_F(Checkpoint, AnErrorBehindAStepIsAStop) {
   TinyRun run;
-  run.steps = 10;
   run.save_path = path_;
   int reports = 0;
   run.progress = [&](const StepReport&) -> Result<void> {
     if (++reports < 2) return {};
-    return Error{ErrorCode::kUnavailable, "cannot write", "log"};
+    return Error{ErrorCode::kUnavailable,
+                 "cannot write " + std::to_string(reports), "log"};
   };
-  const auto result = TrainTiny(graph_, Tasks(2, "dp=2"), data_, run);
-  ASSERT_FALSE(result.has_value());
-  EXPECT_EQ(result.error().ToString(), "log: cannot write");
-  EXPECT_EQ(reports, 2);
-  EXPECT_FALSE(std::filesystem::exists(path_));
+  for (const int64_t steps : {10, 2}) {
+    run.steps = steps;
+    reports = 0;
+    const auto result = *TrainTiny(graph_, Tasks(2, "dp=2"), data_, run);
+    ASSERT_TRUE(result.untold.has_value());
+    EXPECT_EQ(result.untold->ToString(), "log: cannot write 2");
+    EXPECT_FALSE(result.interrupted);
+    const int64_t last = std::min<int64_t>(3, steps);
+    EXPECT_EQ(reports, last);
+    EXPECT_EQ(result.saved, last);
+    EXPECT_EQ(SafetensorsFile::Open(path_)->metadata().at("step"),
+              std::to_string(last));
+  }
 }
 
 // What the ranks tell each other, read and write does not depend on the device.
@@ -614,8 +986,12 @@ TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
        [](TrainingJob& job) { job.data = 1; }},
       {"validation (--validate-every, --validate-batches)",
        [](TrainingJob& job) { job.validation.every = 1; }},
-      {"interval or file of checkpoints (--save, --save-every)",
+      {"interval, number or file of checkpoints (--save, --save-every, "
+       "--keep-checkpoints)",
        [](TrainingJob& job) { job.save_every = 1; }},
+      {"interval, number or file of checkpoints (--save, --save-every, "
+       "--keep-checkpoints)",
+       [](TrainingJob& job) { job.keep_checkpoints = 2; }},
       {"export (--export, --export-shard)",
        [](TrainingJob& job) { job.export_folder = "x"; }},
       {"start (--load)", [](TrainingJob& job) { job.load_path = "x"; }},

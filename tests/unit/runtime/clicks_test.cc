@@ -163,6 +163,27 @@ TEST(Clicks, BadRecordsAreErrorsWhenTheyAreLoaded) {
   EXPECT_EQ(load("dense", 2), "");
 }
 
+TEST(Clicks, OfAFileThatIsCut) {
+  const std::string path = TempPath("cut");
+  const std::vector<int32_t> records = Records(6);
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(records.data()),
+             std::ssize(records) * 4);
+  const Clicks clicks = Clicks::Open(path, Options()).value();
+  std::filesystem::resize_file(path, 0);
+  float number = 0;
+  LocalTensor block;
+  block.data = &number;
+  block.dtype = DType::kFloat32;
+  block.shape = {1, 1};
+  block.offset = {0, 0};
+  block.global_shape = {2, 2};
+  Tensor tensor;
+  tensor.name = "dense";
+  EXPECT_THAT(LoadTraining(clicks)(tensor, block, 0).error().ToString(),
+              HasSubstr("cut: has become shorter while it was read: 0 bytes"));
+}
+
 // Of a number of records that a thousand divides too.
 TEST(Clicks, FingerprintsAreOfWholeRecords) {
   for (const int count : {7, 2000}) {

@@ -91,6 +91,18 @@ TEST_P(FileTierTest, OddSizesComeBack) {
   }
 }
 
+TEST_P(FileTierTest, WhatIsDroppedFromTheCacheComesBack) {
+  constexpr int64_t kBytes = 3 * FileTier::kRequestBytes;
+  const FileTier::Transfer out = {0, Filled(kBytes, 7), kBytes};
+  const FileTier::Transfer in = {0, Filled(kBytes, 8), kBytes};
+  const auto tier = Open({kBytes});
+  ASSERT_TRUE(tier->Write({&out, 1}).has_value());
+  const auto dropped = tier->DropCached();
+  ASSERT_TRUE(dropped) << dropped.error().ToString();
+  ASSERT_TRUE(tier->Read({&in, 1}).has_value());
+  EXPECT_EQ(std::memcmp(in.data, out.data, kBytes), 0);
+}
+
 // More requests than are in flight at once.
 TEST_P(FileTierTest, ManyAtOnceInBothDirections) {
   constexpr int kExtents = 5 * FileTier::kDepth;

@@ -108,6 +108,24 @@ TEST(Images, OfFewerDimensions) {
   }
 }
 
+TEST(Images, OfAFileThatIsCut) {
+  const std::string path = TempPath("cut");
+  std::ofstream(path, std::ios::binary) << Records(5);
+  const Images images = Images::Open(path, Options()).value();
+  std::filesystem::resize_file(path, 0);
+  float pixel = 0;
+  LocalTensor block;
+  block.data = &pixel;
+  block.dtype = DType::kFloat32;
+  block.shape = {1, 1, 1, 1};
+  block.offset = {0, 0, 0, 0};
+  block.global_shape = {4, 1, 2, 3};
+  Tensor tensor;
+  tensor.name = "images";
+  EXPECT_THAT(LoadTraining(images)(tensor, block, 0).error().ToString(),
+              HasSubstr("cut: has become shorter while it was read: 0 bytes"));
+}
+
 // Columns 1 to 3 of the targets of a sample, and a single column of labels.
 TEST(Images, TargetsAreOneAtTheLabel) {
   const Images images = Open(Records(5), Options()).value();

@@ -370,6 +370,8 @@ bool IsStopped(pid_t pid) {
   return stat.find(") T ") != std::string::npos;
 }
 
+volatile sig_atomic_t signals_caught = 0;
+
 TEST(RankOfLaunchTest, Run) {
   const char* value = getenv(kRankDoes);
   if (value == nullptr) return;  // runs only as a rank
@@ -384,12 +386,32 @@ TEST(RankOfLaunchTest, Run) {
     _exit(2);
   }
   if (what == "one fails, one is stuck") {
-    if (rank == 0) Fail(InvalidInput("lost", "data"), 1);
+    if (rank == 0) Fail(InvalidInput("lost", "data"), 2);
     for (;;) pause();
   }
   if (what == "name another") {
     if (rank != 1) _exit(0);
     Fail(RankLeft(12, 1), 1);
+  }
+  // The launcher takes a signal within a tenth of a second.
+  if (what == "interrupt twice at once") {
+    signal(SIGTERM, [](int) { signals_caught = signals_caught + 1; });
+    for (int i = 0; rank == 0 && i < 2; ++i) {
+      kill(getppid(), SIGTERM);
+      usleep(300'000);
+    }
+    while (signals_caught == 0) usleep(1000);
+    usleep(700'000);
+    if (rank == 0) std::cerr << signals_caught << " caught" << std::endl;
+    _exit(kInterruptedExitCode);
+  }
+  if (what == "interrupt once more") {
+    signal(SIGTERM, SIG_IGN);
+    for (int i = 0; rank == 0 && i < 2; ++i) {
+      kill(getppid(), SIGTERM);
+      usleep(1'300'000);
+    }
+    for (;;) pause();
   }
   if (what == "interrupt one") signal(SIGTERM, rank == 0 ? SIG_DFL : SIG_IGN);
   auto store = Store::Open(StoreOptionsOf(**environment));
@@ -399,11 +421,11 @@ TEST(RankOfLaunchTest, Run) {
   store->reset();
   (*world)->SetCurrentTask("task." + std::to_string(rank));
   if (what == "be killed" && rank == 1) raise(SIGKILL);
-  if (what == "abort" && rank == 1) {
+  if (what.starts_with("abort") && rank == 1) {
     const Error error = InvalidInput("truncated", "tokens.bin");
     (*world)->Abort(error.ToString());
     usleep(20'000);  // the others may speak first
-    Fail(error, 1);
+    Fail(error, what == "abort for bad input" ? 2 : 1);
   }
   if (what == "leave" && rank == 1) {
     world->reset();
@@ -479,14 +501,49 @@ TEST(LaunchRanksTest, BadInputIsCode2) {
             "tessera: rank 0: plan.json: no such file\n");
 }
 
+// Whose peers end with 1, as they are told of it.
+TEST(LaunchRanksTest, BadInputOfOneRankIsCode2) {
+  const Outcome outcome = Launch(3, "abort for bad input");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.standard_error, "tessera: rank 1: tokens.bin: truncated\n");
+}
+
 TEST(LaunchRanksTest, AStuckRankIsKilled) {
   const Outcome outcome = Launch(2, "one fails, one is stuck");
-  EXPECT_EQ(outcome.code, 1);
+  EXPECT_EQ(outcome.code, 2);
   EXPECT_EQ(outcome.standard_error, "tessera: rank 0: data: lost\n");
 }
 
 TEST(LaunchRanksTest, SigtermIsPassedOn) {
   EXPECT_EQ(Launch(3, "interrupt").code, kInterruptedExitCode);
+}
+
+// Whoever signals a whole group reaches the launcher twice.
+TEST(LaunchRanksTest, ASignalThatComesTwiceAtOnceIsOne) {
+  const Outcome outcome = Launch(2, "interrupt twice at once");
+  EXPECT_EQ(outcome.code, kInterruptedExitCode);
+  EXPECT_EQ(outcome.standard_error,
+            "tessera: ending what is under way; again: at once\n1 caught\n");
+}
+
+TEST(LaunchRanksTest, ALaterSignalKills) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(Launch(2, "interrupt once more").code, kInterruptedExitCode);
+  // Ranks that are not killed pause for ever.
+  EXPECT_GT(std::chrono::steady_clock::now() - start, kOneInterrupt);
+}
+
+TEST(LaunchRanksTest, ASignalBeforeRanksAreStartedEndsTheJob) {
+  sigset_t term;
+  sigemptyset(&term);
+  sigaddset(&term, SIGTERM);
+  sigprocmask(SIG_BLOCK, &term, nullptr);
+  raise(SIGTERM);
+  const Outcome outcome = Launch(3, "succeed");
+  sigprocmask(SIG_UNBLOCK, &term, nullptr);
+  EXPECT_EQ(outcome.code, kInterruptedExitCode);
+  EXPECT_EQ(outcome.standard_error,
+            "tessera: interrupted before all ranks were started\n");
 }
 
 TEST(LaunchRanksTest, AStoppedRankIsWokenToEnd) {

@@ -147,6 +147,7 @@ TEST_F(PublishedFilesTest, Gpt2ComesBackByteByByteFromAnyPlan) {
     EXPECT_TRUE(*ReadFile(back_ + "/model.safetensors") == *ReadFile(file));
     EXPECT_FALSE(
         std::filesystem::exists(back_ + "/model.safetensors.index.json"));
+    std::filesystem::remove_all(back_);
     if (!loss) loss = trained->losses[0];
     EXPECT_NEAR(trained->losses[0], *loss, 1e-5);
   }
@@ -185,6 +186,7 @@ TEST_F(PublishedFilesTest, PaddingOfAVocabularyIsInNoFile) {
     const auto trained = TrainTiny(graph, *tasks, TinyTokens(), run);
     ASSERT_TRUE(trained.has_value()) << trained.error().ToString();
     EXPECT_TRUE(*ReadFile(back_ + "/model.safetensors") == *ReadFile(file));
+    std::filesystem::remove_all(back_);
   }
   // The checkpoint has all rows; wte is tensor 15, behind 12 of the layer and
   // 3 more.
@@ -297,7 +299,30 @@ TEST_F(PublishedFilesTest, AnInterruptedExportLeavesNothing) {
   const auto trained = TrainTiny(graph, *tasks, TinyTokens(), run);
   ASSERT_FALSE(trained.has_value());
   EXPECT_EQ(trained.error().code, ErrorCode::kInterrupted);
-  EXPECT_TRUE(std::filesystem::is_empty(back_));
+  EXPECT_FALSE(std::filesystem::exists(back_));
+}
+
+// Where another run has put them there since this one began.
+TEST_F(PublishedFilesTest, WeightsThatAreThereStay) {
+  const Graph graph = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
+  const auto tasks = LowerStrategy(graph, 2, "dp=2", {});
+  TinyRun run;
+  run.steps = 1;
+  run.family = "gpt2";
+  run.export_folder = back_;
+  std::filesystem::create_directories(back_);
+  for (const char* const name :
+       {"model.safetensors", "model-00002-of-00003.safetensors",
+        "model.safetensors.index.json"}) {
+    std::ofstream(back_ + "/" + name) << "another's";
+    const auto trained = TrainTiny(graph, *tasks, TinyTokens(), run);
+    ASSERT_FALSE(trained.has_value());
+    EXPECT_EQ(trained.error().ToString(),
+              back_ + ": has weights already: " + name);
+    EXPECT_EQ(*ReadFile(back_ + "/" + name), "another's");
+    std::filesystem::remove(back_ + "/" + name);
+    EXPECT_TRUE(std::filesystem::is_empty(back_));
+  }
 }
 
 // Files may not grow beyond 2 KiB: the first, of a bias of 192 bytes, does not,
@@ -325,7 +350,7 @@ TEST_F(PublishedFilesTest, AnExportThatFailsLeavesNothing) {
   waitpid(child, &status, 0);
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  EXPECT_TRUE(std::filesystem::is_empty(back_));
+  EXPECT_FALSE(std::filesystem::exists(back_));
   // With room the first file is one of several.
   ASSERT_TRUE(TrainTiny(graph, *tasks, data, run).has_value());
   const auto index = ReadJson(back_ + "/model.safetensors.index.json");
@@ -374,7 +399,7 @@ TEST_F(PublishedFilesTest, WhatIsNotFiniteInTheFilesIsNotLeft) {
     const auto trained = TrainTiny(graph, *tasks, TokensWithoutTheFirst(), run);
     ASSERT_TRUE(trained.has_value()) << trained.error().ToString();
     EXPECT_EQ(trained->exported, value < 65520);
-    EXPECT_EQ(std::filesystem::is_empty(back_), value >= 65520);
+    EXPECT_EQ(std::filesystem::exists(back_), value < 65520);
     std::filesystem::remove_all(back_);
   }
 }

@@ -2,8 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <vector>
 
@@ -110,6 +112,27 @@ TEST(Tokens, IdBeyondTheVocabularyFoundOnlyWhereItIsRead) {
   EXPECT_THAT(token.error().ToString(), HasSubstr("token 96001 is 300"));
 }
 
+// Without a writer, for which it does not wait.
+TEST(Tokens, OfAPipe) {
+  const std::string path = TempPath("pipe");
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THAT(OpenError(path, 256), HasSubstr("not a regular file"));
+}
+
+TEST(Tokens, OfAFileThatIsCut) {
+  const std::string path = Write(".txt", "some bytes");
+  const TokenData data = Open(path, 256);
+  EXPECT_TRUE(data.CheckWhole().has_value());
+  std::filesystem::resize_file(path, 20);
+  EXPECT_TRUE(data.CheckWhole().has_value());
+  std::filesystem::resize_file(path, 4);
+  const auto cut = data.CheckWhole();
+  ASSERT_FALSE(cut.has_value());
+  EXPECT_EQ(cut.error().code, ErrorCode::kUnavailable);
+  EXPECT_EQ(cut.error().ToString(),
+            path + ": has become shorter while it was read: 4 bytes of 10");
+}
+
 TEST(Tokens, BadFiles) {
   EXPECT_THAT(OpenError("/no/such/file", 256), HasSubstr("cannot open"));
   EXPECT_THAT(OpenError(::testing::TempDir(), 256),
@@ -117,6 +140,11 @@ TEST(Tokens, BadFiles) {
   EXPECT_THAT(OpenError(Write(".txt", ""), 256), HasSubstr("no tokens"));
   EXPECT_THAT(OpenError(Write(".bin", "abc"), 50257),
               HasSubstr("ends within a token: 3 bytes"));
+  for (const int32_t magic : {20240520, 20240801}) {
+    EXPECT_THAT(
+        OpenError(Write(".bin", LlmcHeader(magic, 1, 5).substr(0, 80)), 50257),
+        HasSubstr("ends within llm.c's header: 80 bytes of 1024"));
+  }
   EXPECT_THAT(OpenError(Write(".bin", LlmcHeader(20240520, 2, 0)), 50257),
               HasSubstr("version 2: expected 1"));
   EXPECT_THAT(OpenError(Write(".bin", LlmcHeader(20240520, 1, 5) +

@@ -24,6 +24,13 @@ std::string ErrorOf(const std::vector<std::string>& arguments) {
   return options ? "no error" : options.error().ToString();
 }
 
+// The help breaks lines itself.
+TEST(FlagsTest, EachHelpIsOneLine) {
+  for (const Flag& flag : Flags()) {
+    EXPECT_EQ(flag.help.find('\n'), std::string_view::npos) << flag.name;
+  }
+}
+
 TEST(ParseFlagsTest, TakesValuesBehindAFlagOrAnEqualsSign) {
   const auto options = Parse({"--model", "a=b.json", "--seed=7", "-o", "x.pb"});
   ASSERT_TRUE(options) << options.error().ToString();
@@ -113,6 +120,8 @@ TEST(ParseFlagsTest, BetasAndEpsilonAreThoseOfTheOptimizer) {
   const auto momentum = Parse({"--optimizer", "momentum", "--betas", "0"});
   ASSERT_TRUE(momentum) << momentum.error().ToString();
   EXPECT_EQ(momentum->training.beta1, 0);
+  EXPECT_THAT(ErrorOf({"--betas", "0.9,0.95,0.9"}),
+              HasSubstr("--betas: '0.9,0.95,0.9' is not B1,B2"));
   for (const char* betas : {"1,0.9", "0.9,1", "-0.1,0.9", "0.9,", ",", "0.9,x",
                             "0.9,0.95,0.99", "nan,0.9"}) {
     EXPECT_THAT(ErrorOf({"--betas", betas}),

@@ -1,0 +1,110 @@
+#include "runtime/older_checkpoints.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <limits>
+#include <string_view>
+
+#include "planner/base/file.h"
+#include "planner/base/system_error.h"
+#include "planner/base/whole_number.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kStep = ".step-";
+
+std::string OlderName(const std::string& target, int64_t step) {
+  return target + std::string(kStep) + std::to_string(step);
+}
+
+std::string FolderOf(const std::string& file) {
+  const std::filesystem::path folder =
+      std::filesystem::path(file).parent_path();
+  return folder.empty() ? "." : folder.string();
+}
+
+}  // namespace
+
+std::map<int64_t, std::string> OlderCheckpoints(const std::string& path) {
+  const std::string target = ResolveLinks(path);
+  const std::string prefix =
+      std::filesystem::path(target).filename().string() + std::string(kStep);
+  std::map<int64_t, std::string> older;
+  std::error_code code;
+  std::filesystem::directory_iterator entry(FolderOf(target), code);
+  const std::filesystem::directory_iterator end;
+  for (; !code && entry != end; entry.increment(code)) {
+    const std::string name = entry->path().filename();
+    if (!name.starts_with(prefix)) continue;
+    const auto step =
+        ParseWhole<int64_t>(std::string_view(name).substr(prefix.size()));
+    if (step && *step >= 0 && OlderName(target, *step).ends_with(name)) {
+      older[*step] = OlderName(target, *step);
+    }
+  }
+  return older;
+}
+
+Result<void> KeepAsOlder(const std::string& path, int64_t step) {
+  const std::string target = ResolveLinks(path);
+  const std::string older = OlderName(target, step);
+  // Of the same step it is of a run that was gone back behind, or this one, of
+  // a run that was killed before it had replaced it.
+  ::unlink(older.c_str());
+  if (::link(target.c_str(), older.c_str()) != 0) {
+    return SystemError("cannot keep the checkpoint before", older, errno);
+  }
+  // Not all file systems sync directories.
+  const int folder =
+      ::open(FolderOf(target).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return {};
+  ::fsync(folder);
+  ::close(folder);
+  return {};
+}
+
+void RemoveOlder(const std::string& path, int64_t step, int keep) {
+  auto older = OlderCheckpoints(path);
+  while (std::ssize(older) > keep) {
+    const auto last = std::prev(older.end());
+    const auto least_of_use = last->first >= step ? last : older.begin();
+    ::unlink(least_of_use->second.c_str());
+    older.erase(least_of_use);
+  }
+}
+
+std::string OlderText(const std::string& path) {
+  const auto older = OlderCheckpoints(path);
+  if (older.empty()) return "";
+  return "; an older checkpoint is '" + older.rbegin()->second + "'";
+}
+
+Result<void> CheckCanKeepOlder(const std::string& path) {
+  std::string file = ResolveLinks(path) + ".XXXXXX";
+  const int fd = ::mkstemp(file.data());
+  if (fd < 0) {
+    return InvalidInput(
+        std::string("cannot write beside it: ") + std::strerror(errno), path);
+  }
+  ::close(fd);
+  const std::string other =
+      OlderName(file, std::numeric_limits<int64_t>::max());
+  const int error = ::link(file.c_str(), other.c_str()) == 0 ? 0 : errno;
+  ::unlink(other.c_str());
+  ::unlink(file.c_str());
+  if (error == 0) return {};
+  return InvalidInput(
+      std::string("cannot give a file beside it a second name, as a hard "
+                  "link: ") +
+          std::strerror(error),
+      path);
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Whoever signals a whole group reaches a rank twice, since the launcher passes
+# the signal on: that is one wish to end, with a checkpoint.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+long=("${tiny[@]}" "${text[@]}" --steps 100000)
+
+await_step() {
+  for _ in $(seq 300); do
+    if grep -q "^step $1 " "$work/stdout"; then return; fi
+    sleep 0.1
+  done
+  fail "no step $1: $(cat "$work/stderr")"
+}
+
+# Of our launcher.
+: >"$work/stdout"
+"$tessera" run "${long[@]}" --nproc 2 --save "$work/own" >"$work/stdout" \
+  2>"$work/stderr" &
+job=$!
+await_step 2
+mapfile -t ranks < <(pgrep -P $job)
+[[ ${#ranks[@]} == 2 ]] || fail "expected 2 ranks: ${ranks[*]}"
+for _ in 1 2 3; do
+  kill -TERM $job "${ranks[@]}"
+  sleep 0.05
+done 2>/dev/null || true # they may have ended
+code=0
+wait $job || code=$?
+[[ $code == 130 && -s $work/own ]] ||
+  fail "exit code $code, or no checkpoint: $(cat "$work/stderr")"
+
+# Of a script that starts ranks: it and they are one group, as of a service.
+: >"$work/stdout"
+NODES=1 NODE_RANK=0 MASTER_ADDR=127.0.0.1 \
+  MASTER_PORT=$((20000 + $$ % 10000)) setsid "$examples/launch/ranks.sh" 2 \
+  "$tessera" run "${long[@]}" --save "$work/script" >"$work/stdout" \
+  2>"$work/stderr" &
+job=$!
+await_step 2
+kill -TERM -- -$job
+code=0
+wait $job || code=$?
+[[ $code == 130 && -s $work/script ]] ||
+  fail "exit code $code, or no checkpoint: $(cat "$work/stderr")"
