@@ -37,14 +37,18 @@ std::string Rate(double per_s, const Graph& graph) {
   return FormatCount(per_s) + " " + std::string(UnitOf(graph)) + "/s";
 }
 
+// Devices of a group whose memory is told in the same words.
+struct MemoryRow {
+  std::string group;
+  std::vector<DeviceId> devices;
+  std::vector<std::string> cells;
+};
+
 // "stage0 (2 devices)", or of a group whose devices differ "stage0: 0, 2".
-std::string DevicesText(const Evaluation& evaluation,
-                        const DeviceMemory& alike) {
-  const auto same_group = [&](const DeviceMemory& other) {
-    return other.group == alike.group;
-  };
+std::string DevicesText(const std::vector<MemoryRow>& rows,
+                        const MemoryRow& alike) {
   const size_t count = alike.devices.size();
-  if (std::ranges::count_if(evaluation.devices, same_group) == 1) {
+  if (std::ranges::count(rows, alike.group, &MemoryRow::group) == 1) {
     return alike.group + " (" + std::to_string(count) +
            (count == 1 ? " device)" : " devices)");
   }
@@ -76,17 +80,32 @@ std::string MemoryTable(const Cluster& cluster, const Evaluation& evaluation) {
   rows[0].insert(rows[0].end(), {"total", "of"});
   const bool offloads = !evaluation.host_memory.empty();
   if (offloads) rows[0].insert(rows[0].end(), {"host", "file"});
+  std::vector<MemoryRow> told;
   for (const DeviceMemory& alike : evaluation.devices) {
-    auto& row = rows.emplace_back();
-    row.push_back(DevicesText(evaluation, alike));
+    std::vector<std::string> cells;
     for (const size_t c : used) {
-      row.push_back(FormatBytes(alike.memory.parts[c]));
+      cells.push_back(FormatBytes(alike.memory.parts[c]));
     }
-    row.push_back(FormatBytes(alike.memory.total));
-    row.push_back(FormatBytes(cluster.TypeOf(alike.devices[0]).memory));
-    if (!offloads) continue;
-    row.push_back(FormatBytes(alike.host.total));
-    row.push_back(FormatBytes(alike.file.total));
+    cells.push_back(FormatBytes(alike.memory.total));
+    cells.push_back(FormatBytes(cluster.TypeOf(alike.devices[0]).memory));
+    if (offloads) {
+      cells.push_back(FormatBytes(alike.host.total));
+      cells.push_back(FormatBytes(alike.file.total));
+    }
+    const auto same = std::ranges::find_if(told, [&](const MemoryRow& row) {
+      return row.group == alike.group && row.cells == cells;
+    });
+    if (same == told.end()) {
+      told.push_back({alike.group, alike.devices, std::move(cells)});
+    } else {
+      same->devices.insert(same->devices.end(), alike.devices.begin(),
+                           alike.devices.end());
+      std::ranges::sort(same->devices);
+    }
+  }
+  for (const MemoryRow& row : told) {
+    rows.push_back({DevicesText(told, row)});
+    rows.back().insert(rows.back().end(), row.cells.begin(), row.cells.end());
   }
   return FormatTable(rows);
 }

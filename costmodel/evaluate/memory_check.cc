@@ -22,10 +22,10 @@ Bytes LeastMemory(const Cluster& cluster, const DeviceSet& set) {
   return least;
 }
 
-void CheckDevices(const LoweringFacts& facts, const Plan& plan, bool may_lower,
-                  Evaluation& result) {
+void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
+                  const Plan& plan, bool may_lower, Evaluation& result) {
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  AddOverheads(facts, plan, sets, result.memory);
+  AddOverheads(facts, index, plan, sets, result.memory);
   for (const DeviceSet& set : sets) {
     for (DeviceId device : set.devices) {
       const DeviceType& type = facts.cluster.TypeOf(device);
@@ -73,7 +73,7 @@ void CheckDevices(const LoweringFacts& facts, const Plan& plan, bool may_lower,
   std::vector<DeviceId> devices;  // one of each kind
   for (const DeviceSet& kind : kinds) devices.push_back(kind.devices[0]);
   std::vector<MemoryUse> memory = PeakMemoryOf(tasks, devices);
-  AddOverheads(facts, plan, kinds, memory);
+  AddOverheads(facts, index, plan, kinds, memory);
   for (size_t k = 0; k < kinds.size(); ++k) {
     check(kinds[k], memory[k], LeastMemory(facts.cluster, kinds[k]));
   }
@@ -132,19 +132,24 @@ std::vector<DeviceSet> DeviceKinds(const Cluster& cluster,
   return parts;
 }
 
-void AddOverheads(const LoweringFacts& facts, const Plan& plan,
-                  const std::vector<DeviceSet>& sets,
+void AddOverheads(const LoweringFacts& facts, const GraphIndex* index,
+                  const Plan& plan, const std::vector<DeviceSet>& sets,
                   std::vector<MemoryUse>& memory) {
-  if (facts.cluster.stack.memory == StackMemory()) return;
+  const Stack& stack = facts.cluster.stack;
+  if (stack.memory == StackMemory()) return;
+  std::vector<int> communicators(sets.size(), 0);
+  if (stack.memory.communicator > Bytes{}) {
+    communicators = CommunicatorsOf(*index, plan, sets);
+  }
   for (size_t s = 0; s < sets.size(); ++s) {
-    AddOverhead(facts.cluster.stack, facts.options, facts.graph.dtype, plan,
-                sets[s], memory[s]);
+    AddOverhead(stack, facts.options, facts.graph.dtype, communicators[s],
+                memory[s]);
   }
 }
 
-void CheckMemoryFits(const LoweringFacts& facts, const Plan& plan,
-                     bool may_lower, Evaluation& result) {
-  CheckDevices(facts, plan, may_lower, result);
+void CheckMemoryFits(const LoweringFacts& facts, const GraphIndex* index,
+                     const Plan& plan, bool may_lower, Evaluation& result) {
+  CheckDevices(facts, index, plan, may_lower, result);
   CheckHosts(facts.cluster, plan, result);
 }
 

@@ -7,6 +7,7 @@
 #include "planner/lower/lower.h"
 #include "planner/lower/task_graph.h"
 #include "planner/plan/evaluation.h"
+#include "planner/plan/graph_index.h"
 #include "planner/plan/plan.h"
 #include "planner/plan/stages.h"
 
@@ -17,15 +18,15 @@ std::vector<DeviceSet> DeviceKinds(const Cluster& cluster,
                                    const TaskGraph& tasks);
 
 // What the stack takes beside the values (memory/overhead.h): of one device of
-// each set.
-void AddOverheads(const LoweringFacts& facts, const Plan& plan,
-                  const std::vector<DeviceSet>& sets,
+// each set. `index` may be null where communicators take nothing.
+void AddOverheads(const LoweringFacts& facts, const GraphIndex* index,
+                  const Plan& plan, const std::vector<DeviceSet>& sets,
                   std::vector<MemoryUse>& memory);
 
 // Adds that to the memory of a result, and to its violations and overflow what
 // does not fit. The fullest device counts, but where shares are unequal smaller
 // devices may have less: that is looked at, if the plan may be lowered for it.
-void CheckMemoryFits(const LoweringFacts& facts, const Plan& plan,
-                     bool may_lower, Evaluation& result);
+void CheckMemoryFits(const LoweringFacts& facts, const GraphIndex* index,
+                     const Plan& plan, bool may_lower, Evaluation& result);
 
 }  // namespace tessera

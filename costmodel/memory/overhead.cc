@@ -1,34 +1,58 @@
 #include "costmodel/memory/overhead.h"
 
-#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
 #include <set>
-#include <string>
 
 namespace tessera {
 namespace {
 
-// "tp" of "tp0".
-std::string DimensionOf(std::string_view axis) {
-  return std::string(axis.substr(0, axis.find_last_not_of("0123456789") + 1));
+// What an axis may split, as bits.
+enum Split : uint8_t { kSamples = 1, kExperts = 2, kSequence = 4, kOther = 8 };
+
+Split SplitOf(const GraphIndex& index, NodeId node, int factor) {
+  if (factor == index.SampleFactor(node)) return kSamples;
+  if (factor == index.ExpertFactor(node)) return kExperts;
+  if (factor == index.SequenceFactor(node)) return kSequence;
+  return kOther;
 }
 
 }  // namespace
 
-int CommunicatorsOf(const Plan& plan, const DeviceSet& set) {
-  std::set<std::string> dimensions;
-  for (GroupId id : set.groups) {
-    for (const MeshAxis& axis : plan.groups[id.index()].axes) {
-      if (axis.size > 1) dimensions.insert(DimensionOf(axis.name));
+std::vector<int> CommunicatorsOf(const GraphIndex& index, const Plan& plan,
+                                 const std::vector<DeviceSet>& sets) {
+  // By group and axis.
+  std::vector<std::array<uint8_t, kMaxAxes>> splits(plan.groups.size());
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    const NodeId node(static_cast<int64_t>(i));
+    const OpPlacement& op = plan.ops[i];
+    for (int f = 0; f < kMaxFactors; ++f) {
+      for (AxisSet axes = op.axes[static_cast<size_t>(f)]; axes != 0;
+           axes &= axes - 1) {
+        splits[op.group.index()][static_cast<size_t>(std::countr_zero(axes))] |=
+            SplitOf(index, node, f);
+      }
     }
   }
   const bool pipeline = plan.groups.size() > 1;
-  const int inner = static_cast<int>(dimensions.size()) + (pipeline ? 1 : 0);
-  return inner == 0 ? 0 : inner + 1;
+  std::vector<int> counts;
+  for (const DeviceSet& set : sets) {
+    std::set<uint8_t> dimensions;
+    for (GroupId id : set.groups) {
+      const auto& axes = plan.groups[id.index()].axes;
+      for (size_t a = 0; a < axes.size(); ++a) {
+        if (axes[a].size > 1) dimensions.insert(splits[id.index()][a]);
+      }
+    }
+    const int inner = static_cast<int>(dimensions.size()) + (pipeline ? 1 : 0);
+    counts.push_back(inner == 0 ? 0 : inner + 1);
+  }
+  return counts;
 }
 
 void AddOverhead(const Stack& stack, const TrainingOptions& options,
-                 DType dtype, const Plan& plan, const DeviceSet& set,
-                 MemoryUse& use) {
+                 DType dtype, int communicators, MemoryUse& use) {
   const StackMemory& memory = stack.memory;
   const auto part = [&](MemoryCategory category) -> Bytes& {
     return use.parts[static_cast<size_t>(category)];
@@ -41,11 +65,7 @@ void AddOverhead(const Stack& stack, const TrainingOptions& options,
   const int64_t passing = part(MemoryCategory::kActivation).value +
                           part(MemoryCategory::kCommunication).value +
                           part(MemoryCategory::kWorkspace).value;
-  if (memory.communicator > Bytes{}) {
-    const int64_t communicators = CommunicatorsOf(plan, set);
-    add(MemoryCategory::kFramework,
-        {communicators * memory.communicator.value});
-  }
+  add(MemoryCategory::kFramework, {communicators * memory.communicator.value});
   add(MemoryCategory::kFramework, memory.context);
   add(MemoryCategory::kAllocator,
       {static_cast<int64_t>(memory.fragmentation *

@@ -2,19 +2,25 @@
 // What a device's memory holds beside a plan's values: the share of the
 // training software (Stack::memory). Tessera's own runtime has none.
 
+#include <vector>
+
 #include "planner/ir/stack.h"
 #include "planner/plan/evaluation.h"
+#include "planner/plan/graph_index.h"
 #include "planner/plan/plan.h"
 #include "planner/plan/stages.h"
 
 namespace tessera {
 
-// How many communicators a device of the set belongs to: one for each mesh
-// dimension over more than one rank (axes "tp0" and "tp1" are one), one of the
-// pipeline where there are several groups, one of all devices.
-int CommunicatorsOf(const Plan& plan, const DeviceSet& set);
+// How many communicators a device of each set belongs to: one for each mesh
+// dimension over more than one rank, one of the pipeline where there are
+// several groups, one of all devices. Axes are of one dimension where they
+// split the same of samples, experts, sequences and other factors, whatever
+// their names.
+std::vector<int> CommunicatorsOf(const GraphIndex& index, const Plan& plan,
+                                 const std::vector<DeviceSet>& sets);
 
-// Adds to a device's peak
+// Adds to the peak of a device of so many communicators
 //   framework      context + communicators * communicator
 //   communication  2 * zero_bucket
 //   allocator      fragmentation * (activations + communication + workspace),
@@ -25,7 +31,6 @@ int CommunicatorsOf(const Plan& plan, const DeviceSet& set);
 // Copies for the step live when activations do not, but are of other sizes, so
 // that the allocator does not reuse blocks of the ones for the others.
 void AddOverhead(const Stack& stack, const TrainingOptions& options,
-                 DType dtype, const Plan& plan, const DeviceSet& set,
-                 MemoryUse& use);
+                 DType dtype, int communicators, MemoryUse& use);
 
 }  // namespace tessera

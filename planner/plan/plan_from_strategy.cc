@@ -547,7 +547,8 @@ Result<void> PlaceBlocks(const GraphIndex& index, const Cluster& cluster,
   return {};
 }
 
-// Cuts the weights' states by ZeRO.
+// Cuts the weights' states by ZeRO. A weight of whose axes the zero-group has
+// none stays whole, which is stage 0.
 Result<void> CutWeights(const GraphIndex& index, const Cluster& cluster,
                         const Strategy& strategy, Plan& plan) {
   for (size_t w = 0; w < plan.weights.size(); ++w) {
@@ -566,6 +567,7 @@ Result<void> CutWeights(const GraphIndex& index, const Cluster& cluster,
                   ZeroGroupAxes(cluster, strategy, plan.groups[home.index()]));
     }
     plan.weights[w].zero_axes &= *axes;
+    if (plan.weights[w].zero_axes == 0) plan.weights[w].zero_stage = 0;
   }
   return {};
 }

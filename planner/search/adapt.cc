@@ -8,7 +8,6 @@
 #include "planner/plan/recompute.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
-#include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/uniform_strategies.h"
 
 namespace tessera {
@@ -136,15 +135,6 @@ std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
           s.sp = rough.sp && tp > 1;
           if (s.etp > 0 && tp % s.etp != 0) s.etp = 0;
           s.zigzag = rough.zigzag && cp > 1;
-          const auto schedule = FindSchedule(s.schedule);
-          const bool runs =
-              schedule && (*schedule)->order != nullptr &&
-              Accepts(**schedule, {.stages = pp, .chunks = s.vp}).has_value();
-          if (pp == 1 || (pp != rough.pp && !runs)) {
-            s.vp = 1;
-            s.schedule = Strategy().schedule;
-            s.actions.clear();
-          }
           const auto sized = WithSamples(space, s);
           if (sized.empty()) continue;
           const auto& nearest =
@@ -153,7 +143,7 @@ std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
               });
           near.emplace_back(Distance(tp, rough.tp) + Distance(pp, rough.pp) +
                                 Distance(cp, rough.cp) + Distance(ep, rough.ep),
-                            nearest);
+                            WithSchedule(space, nearest));
         }
       }
     }

@@ -27,10 +27,15 @@ bool PlacedAlike(const SearchSpace& space, const Plan& plan, int a, int b) {
 
 // Whether a plan may be that of a strategy: false where equal layers or weights
 // differ, which is sooner seen than what strategy it could be.
-bool MayBeUniform(const SearchSpace& space, const Plan& plan) {
+bool MayBeUniform(const SearchSpace& space, const Plan& plan,
+                  const std::vector<bool>& within_node) {
   const GraphIndex& index = space.index;
+  // Stages on unlike devices may have axes of other shares.
   for (const DeviceGroup& group : plan.groups) {
-    if (!SameMesh(group, plan.groups[0])) return false;
+    if (!std::ranges::equal(group.axes, plan.groups[0].axes, {},
+                            &MeshAxis::size, &MeshAxis::size)) {
+      return false;
+    }
   }
   // Layers are placed by the same roles.
   for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
@@ -40,14 +45,18 @@ bool MayBeUniform(const SearchSpace& space, const Plan& plan) {
     }
     if (!PlacedAlike(space, plan, like, static_cast<int>(b))) return false;
   }
-  // All weights have one stage, but for those that several groups read.
+  // All weights have one stage, but for those that several groups read, and
+  // where weights are cut within nodes those that have nothing to cut there.
+  const bool all_cut =
+      std::ranges::find(within_node, true) == within_node.end();
   int stage = 0;
   for (const WeightPlacement& weight : plan.weights) {
     stage = std::max(stage, weight.zero_stage);
   }
   for (size_t w = 0; w < plan.weights.size(); ++w) {
-    if (plan.weights[w].zero_stage != stage &&
-        plan.weights[w].zero_stage != HighestZeroStage(index, plan, w, stage)) {
+    const int own = plan.weights[w].zero_stage;
+    if (own != stage && own != HighestZeroStage(index, plan, w, stage) &&
+        (own != 0 || all_cut)) {
       return false;
     }
   }
@@ -136,7 +145,7 @@ const std::optional<AxisRoles>& Draft::roles(int block) {
 
 const std::optional<Strategy>& Draft::strategy() {
   if (!knows_strategy_) {
-    strategy_ = MayBeUniform(*space_, plan_)
+    strategy_ = MayBeUniform(*space_, plan_, within_node_)
                     ? UniformStrategy(space_->index, *space_->cluster, plan_)
                     : std::nullopt;
     knows_strategy_ = true;

@@ -18,6 +18,14 @@ std::string Degree(std::string_view name, int degree) {
   return std::string(name) + " " + std::to_string(degree);
 }
 
+// `strategy` with each microbatch size, and a schedule for these.
+std::vector<Strategy> Sized(const SearchSpace& space,
+                            const Strategy& strategy) {
+  std::vector<Strategy> all = WithSamples(space, strategy);
+  for (Strategy& sized : all) sized = WithSchedule(space, std::move(sized));
+  return all;
+}
+
 // `strategy` with every way to part a degree and dp, each with all microbatch
 // sizes.
 std::vector<Strategy> Traded(const SearchSpace& space, Strategy strategy,
@@ -32,20 +40,11 @@ std::vector<Strategy> Traded(const SearchSpace& space, Strategy strategy,
     if (other.tp == 1) other.sp = false;
     if (other.etp > 0 && other.tp % other.etp != 0) other.etp = 0;
     if (other.cp == 1) other.zigzag = false;
-    // A pipeline that is not there has no schedule, another one perhaps fewer
-    // chunks.
-    const PipelineShape shape = {.stages = other.pp, .chunks = other.vp};
-    const auto schedule = FindSchedule(other.schedule);
-    if (other.pp == 1 || !schedule || !Accepts(**schedule, shape)) {
-      other.vp = 1;
-      other.schedule = Strategy().schedule;
-      other.actions.clear();
-    }
     for (const bool sp : {false, true}) {
       if (sp && (other.tp == 1 || other.sp)) continue;
       Strategy with = other;
       with.sp |= sp;
-      const auto sized = WithSamples(space, with);
+      const auto sized = Sized(space, with);
       all.insert(all.end(), sized.begin(), sized.end());
     }
   }
@@ -261,9 +260,7 @@ constexpr std::array kDecisions = {
                   return std::to_string(s.mbs) +
                          (s.mbs == 1 ? " sample" : " samples");
                 },
-                [](const SearchSpace& space, const Strategy& s) {
-                  return WithSamples(space, s);
-                }},
+                Sized},
     DecisionRow{"work of unlike devices",
                 [](const Strategy& s) {
                   return std::string(s.by_speed ? "by speed" : "equal");
@@ -360,6 +357,7 @@ std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
                                     const Plan& plan, int draws, uint64_t seed,
                                     const std::function<bool()>& stop) {
   std::vector<Neighbour> neighbours;
+  Draft draft(space, plan);
   uint64_t stream = 0;
   for (const Move& move : Moves()) {
     Rng rng(seed, stream++);
@@ -369,18 +367,19 @@ std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
     Neighbour best;
     std::vector<Plan> known;
     for (int i = 0; i < draws && !(stop && stop()); ++i) {
-      auto proposal = move.Propose(plan, space, rng);
-      if (!proposal.has_value()) continue;
-      if (std::ranges::find(known, proposal->plan) != known.end()) continue;
-      known.push_back(proposal->plan);
-      Evaluation evaluation = objective.Evaluate(proposal->plan);
+      if (!move.Propose(draft, rng).has_value()) continue;
+      Plan proposed = draft.plan();
+      draft.Undo();
+      if (std::ranges::find(known, proposed) != known.end()) continue;
+      known.push_back(proposed);
+      Evaluation evaluation = objective.Evaluate(proposed);
       ++best.candidates;
       if (!best.changes.empty() && !Better(evaluation, best.evaluation)) {
         continue;
       }
-      auto changes = NamedChanges(space, plan, proposal->plan);
+      auto changes = NamedChanges(space, plan, proposed);
       if (changes.empty()) continue;
-      best.plan = std::move(proposal->plan);
+      best.plan = std::move(proposed);
       best.evaluation = std::move(evaluation);
       best.changes = std::move(changes);
     }

@@ -46,9 +46,9 @@ std::vector<int> PlacingOf(const GraphIndex& index, size_t block) {
   const Graph& graph = *index.graph;
   std::vector<int> text = {index.block_class[block]};
   for (NodeId id : index.nodes_of_block[block]) {
-    for (const auto& factors : {index.sample_factor, index.sequence_factor,
-                                index.expert_factor, index.dispatch_factor}) {
-      text.push_back(factors[id.index()]);
+    for (const auto* factors : {&index.sample_factor, &index.sequence_factor,
+                                &index.expert_factor, &index.dispatch_factor}) {
+      text.push_back((*factors)[id.index()]);
     }
     for (TensorId operand : graph.node(id).operands) {
       text.push_back(index.vocabulary[operand.index()] ? 1 : 0);

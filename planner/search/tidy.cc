@@ -1,7 +1,7 @@
 #include "planner/search/tidy.h"
 
 #include <algorithm>
-#include <map>
+#include <functional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -19,7 +19,7 @@ auto TiedOp(Op& op) {
 }
 template <typename Weight>
 auto TiedWeight(Weight& weight) {
-  return std::tie(weight.zero_stage, weight.parameter_tier,
+  return std::tie(weight.zero_stage, weight.zero_axes, weight.parameter_tier,
                   weight.optimizer_tier, weight.gradient_tier);
 }
 
@@ -38,6 +38,7 @@ class Tidier {
     for (Scope scope : {Scope::kClassInStage, Scope::kClass}) {
       std::vector<bool> done(index_.nodes_of_block.size(), false);
       for (int b = 0; b < static_cast<int>(done.size()); ++b) {
+        if (Stopped()) return evaluations_;
         if (done[static_cast<size_t>(b)] ||
             index_.nodes_of_block[static_cast<size_t>(b)].empty()) {
           continue;
@@ -81,7 +82,7 @@ class Tidier {
     return pairs;
   }
 
-  // Gives `to` the splits, recomputation, tiles, ZeRO stages and tiers that
+  // Gives `to` the splits, recomputation, tiles, ZeRO cuts and tiers that
   // `from` has in plan_.
   void Copy(int from, int to, Plan& candidate) const {
     const auto& of_from = index_.nodes_of_block[static_cast<size_t>(from)];
@@ -110,33 +111,39 @@ class Tidier {
   }
 
   void MakeAlike(const std::vector<int>& blocks) {
-    // One block of each kind, and how many there are of it.
+    // How many blocks there are of each kind, and one of them.
     std::vector<std::pair<int, int>> kinds;
     for (int block : blocks) {
       const auto known = std::find_if(
           kinds.begin(), kinds.end(),
           [&](const auto& kind) { return Alike(kind.second, block); });
       if (known == kinds.end()) {
-        kinds.emplace_back(-1, block);
+        kinds.emplace_back(1, block);
       } else {
-        --known->first;
+        ++known->first;
       }
     }
     if (kinds.size() < 2) return;
-    std::stable_sort(
-        kinds.begin(), kinds.end(),
-        [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::ranges::stable_sort(kinds, std::greater(),
+                             &std::pair<int, int>::first);
     for (const auto& [count, kind] : kinds) {
+      if (Stopped()) return;
       Plan candidate = plan_;
       for (int block : blocks) Copy(kind, block, candidate);
       if (Offer(std::move(candidate))) return;
     }
   }
 
+  // Asks no more once it was told.
+  bool Stopped() {
+    stopped_ = stopped_ || (stop_ && stop_());
+    return stopped_;
+  }
+
   // Takes `candidate` where it is valid, another plan and no worse.
   bool Offer(Plan candidate) {
-    if (!MakeCanonical(space_, candidate) || !Allowed(space_, candidate) ||
-        SameUpToNames(candidate, plan_) || (stop_ && stop_())) {
+    if (Stopped() || !MakeCanonical(space_, candidate) ||
+        !Allowed(space_, candidate) || SameUpToNames(candidate, plan_)) {
       return false;
     }
     ++evaluations_;
@@ -153,6 +160,7 @@ class Tidier {
   const std::function<bool()>& stop_;
   Plan& plan_;
   Evaluation& evaluation_;
+  bool stopped_ = false;
   int evaluations_ = 0;
 };
 

@@ -6,6 +6,7 @@
 
 #include "planner/base/divide.h"
 #include "planner/plan/recompute.h"
+#include "planner/schedule/action_table.h"
 #include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
@@ -126,6 +127,22 @@ std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
     strategies.push_back(strategy);
   }
   return strategies;
+}
+
+Strategy WithSchedule(const SearchSpace& space, Strategy strategy) {
+  const int64_t samples = int64_t{strategy.mbs} * strategy.dp * strategy.ep;
+  const PipelineShape shape = {
+      strategy.pp, strategy.vp,
+      static_cast<int>(space.index.graph->global_batch / samples)};
+  const auto schedule = FindSchedule(strategy.schedule);
+  const bool runs =
+      strategy.pp > 1 && schedule && Accepts(**schedule, shape).has_value() &&
+      ((*schedule)->order != nullptr || ShapeOf(strategy.actions) == shape);
+  if (runs) return strategy;
+  strategy.vp = 1;
+  strategy.schedule = Strategy().schedule;
+  strategy.actions.clear();
+  return strategy;
 }
 
 std::vector<Strategy> UniformStrategies(const SearchSpace& space,

@@ -33,4 +33,10 @@ std::vector<Strategy> UniformStrategies(
 // none where the replicas do not divide the batch.
 std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy);
 
+// `strategy` with its schedule where that runs its pipeline, else with one
+// chunk a stage and the default schedule: stages that are none need no
+// schedule, a row may run other numbers of chunks, and a table of actions runs
+// one shape alone. REQUIRES: WithSamples gave it.
+Strategy WithSchedule(const SearchSpace& space, Strategy strategy);
+
 }  // namespace tessera

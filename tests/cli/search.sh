@@ -77,6 +77,13 @@ grep -qE "forbidden.json: the search does not start .* breaks (--space dp|--max)
 json "j['strategy'].startswith('dp') and 'mbs1' in j['strategy']" \
   "$work/space.json" >/dev/null
 fails 2 "needs -o" search "${tiny[@]}" "${cluster[@]}" --proposals 1 --resume
+# A plan that leaves devices idle is where it starts, which it says.
+"$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --plan-out \
+  "$work/half.json" >/dev/null 2>&1
+"$tessera" search "${tiny[@]}" "${cluster[@]}" --plan "$work/half.json" \
+  --proposals 0 >/dev/null 2>"$work/stderr"
+grep -q "half.json: the plan uses 2 of the 4 devices of cluster" \
+  "$work/stderr" || fail "does not say that the plan leaves devices idle"
 # The plans that it starts from alone, and the best of them; on any number of
 # threads.
 for threads in 1 2; do

@@ -344,6 +344,20 @@ TEST(Context, BalancesWithAttention) {
     EXPECT_EQ(balance.no_way_back, 0) << name << " " << balance.where;
     EXPECT_LT(balance.worst, 5) << name << " " << balance.where;
   }
+  // One layer with a ring, one without.
+  Plan mixed = Uniform(space, "dp=2,cp=2");
+  const Plan rings = Uniform(space, "dp=2,cp=2,cp-kind=ring");
+  for (NodeId node : space.index.nodes_of_block[1]) {
+    mixed.ops[node.index()] = rings.ops[node.index()];
+  }
+  ASSERT_NE(mixed.ops, rings.ops);
+  for (const char* name : {"context", "sequence", "axis-role"}) {
+    Balance balance;
+    Judge(**FindMove(name), space, mixed, /*folded=*/false, balance);
+    EXPECT_GT(balance.pairs, 0) << name;
+    EXPECT_EQ(balance.no_way_back, 0) << name << " " << balance.where;
+    EXPECT_LT(balance.worst, 5) << name << " " << balance.where;
+  }
   // A ring is in reach, and so is what it was.
   const Move& context = **FindMove("context");
   const Plan gather = Uniform(space, "cp=4");
@@ -383,6 +397,59 @@ TEST(StageBoundary, BalancesBetweenUnlikeMeshes) {
   std::map<std::string, Plan> reached;
   FlowsFrom(boundary, space, unlike, /*folded=*/false, 300, 1, &reached);
   EXPECT_FALSE(reached.empty());
+}
+
+// Stages of the faster and of the slower devices, whose replicas in one of them
+// have unequal shares, are of a strategy all the same.
+TEST(StageCount, BalancesOnUnlikeDevices) {
+  const Cluster cluster =
+      MakeCluster("dgx-h100:1x4+dgx-a100-80gb:1x2+dgx-h100:1x2").value();
+  const Graph graph = MlpGraph(6, 64, 4, 8, 16, 32);
+  const SearchSpace space(graph, cluster);
+  const Plan plan = Uniform(space, "dp=4,pp=2,mbs=8,balance=speed");
+  ASSERT_FALSE(SameMesh(plan.groups[0], plan.groups[1]));
+  const Move& move = **FindMove("stage-count");
+  Balance balance;
+  Judge(move, space, plan, /*folded=*/false, balance);
+  Judge(move, space, Uniform(space, "dp=8,mbs=8,balance=speed"),
+        /*folded=*/false, balance);
+  EXPECT_GT(balance.pairs, 2);
+  EXPECT_EQ(balance.no_way_back, 0) << balance.where;
+  EXPECT_LT(balance.worst, 5) << balance.where;
+}
+
+// Hybrid sharding, of a weight too that cannot be cut within a node: most moves
+// apply, and the plan is known for its strategy's.
+TEST(Draft, StartsFromHybridSharding) {
+  GraphBuilder builder("biased", 16, 4, DType::kFloat32);
+  builder.BeginBlock("embed");
+  const TensorId tokens = builder.Input("tokens", {16, 4}, DType::kInt32);
+  const TensorId labels = builder.Input("labels", {16, 4}, DType::kInt32);
+  const TensorId table = builder.Weight("table", {2, 64}, {.stddev = 1}, true);
+  const TensorId x = builder.Add1("embedding", "lookup", {tokens, table});
+  builder.BeginBlock("head");
+  const TensorId matrix =
+      builder.Weight("matrix", {2, 64}, {.stddev = 1}, true);
+  const TensorId bias = builder.Weight("bias", {2}, {.stddev = 1}, false);
+  const TensorId logits =
+      builder.Add1("linear", "head", {x, matrix, bias}, "bsi,vi+v->bsv");
+  const Graph graph = testing::FinishWithLoss(builder, logits, labels);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2x4").value();
+  const SearchSpace space(graph, cluster);
+  const Plan plan = Uniform(space, "zero=3,zero-group=node");
+  Plan canonical = plan;
+  ASSERT_TRUE(MakeCanonical(space, canonical));
+  EXPECT_EQ(canonical, plan);
+  Draft draft(space, plan);
+  EXPECT_TRUE(draft.strategy().has_value());
+  Rng rng(3);
+  int candidates = 0;
+  for (int i = 0; i < 1000; ++i) {
+    if (!DrawMove(Moves(), rng).Propose(draft, rng)) continue;
+    ++candidates;
+    draft.Undo();
+  }
+  EXPECT_GT(candidates, 200);
 }
 
 TEST(Rooted, LeadsToTheStrategyAndBack) {

@@ -295,8 +295,10 @@ TEST_P(EvaluatorVsSimulator, Agree) {
         << text;
     std::vector<MemoryUse> memory = PeakMemory(tasks);
     const std::vector<DeviceSet> sets = DeviceSets(plan->groups);
+    const std::vector<int> communicators =
+        CommunicatorsOf(GraphIndex(graph), *plan, sets);
     for (size_t s = 0; s < sets.size(); ++s) {
-      AddOverhead(cluster.stack, options, graph.dtype, *plan, sets[s],
+      AddOverhead(cluster.stack, options, graph.dtype, communicators[s],
                   memory[s]);
     }
     EXPECT_EQ(fast.memory, memory) << text;

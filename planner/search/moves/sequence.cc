@@ -4,6 +4,8 @@
 // Symmetric: block, scope and switch are uniform, and the blocks agree before
 // and after.
 
+#include <algorithm>
+
 #include "planner/search/moves/scope.h"
 
 namespace tessera {
@@ -23,14 +25,21 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   // A coin where the block has axes of both kinds, as it has on the way back.
   const bool in_attention =
       own->tensor == 0 || (own->context != 0 && rng.Below(2) == 1);
-  // A ring is not by heads (context.cc).
-  if (in_attention && own->ring) return std::nullopt;
   bool AxisRoles::*const flag =
       in_attention ? &AxisRoles::heads : &AxisRoles::sequence;
   AxisSet AxisRoles::*const axes =
       in_attention ? &AxisRoles::context : &AxisRoles::tensor;
   const auto kinds = PlacedKindsOf(draft, *std::move(blocks));
-  if (!kinds.has_value() || !Switch(*kinds, flag, (*own).*flag, axes, draft)) {
+  if (!kinds.has_value()) return std::nullopt;
+  // A block by heads has no ring (context.cc): the way back would not know of
+  // one.
+  if (in_attention &&
+      std::ranges::any_of(kinds->kinds, [](const PlacedKind& kind) {
+        return kind.roles.ring;
+      })) {
+    return std::nullopt;
+  }
+  if (!Switch(*kinds, flag, (*own).*flag, axes, draft)) {
     return std::nullopt;
   }
   // The way back starts from what this block shows.

@@ -2,29 +2,57 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
+#include "costmodel/evaluate/evaluator.h"
 #include "costmodel/validate/measured_memory.h"
+#include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
 
 namespace tessera {
 namespace {
 
-DeviceGroup Group(const char* name, std::vector<MeshAxis> axes) {
-  DeviceGroup group;
-  group.name = name;
-  group.axes = std::move(axes);
-  return group;
-}
+using testing::MlpGraph;
 
 // Data and tensor parallelism (the latter over two axes), the pipeline, all.
 TEST(Overhead, CommunicatorsAreOfDimensions) {
-  Plan plan;
-  plan.groups = {Group("stage0", {{"dp0", 2}, {"tp0", 2}, {"tp1", 2}}),
-                 Group("stage1", {{"dp0", 2}, {"tp0", 2}, {"tp1", 2}})};
-  EXPECT_EQ(CommunicatorsOf(plan, {"stage0", {GroupId(0)}, {}}), 4);
-  plan.groups.pop_back();
-  EXPECT_EQ(CommunicatorsOf(plan, {"stage0", {GroupId(0)}, {}}), 3);
-  plan.groups = {Group("all", {{"dp0", 1}})};
-  EXPECT_EQ(CommunicatorsOf(plan, {"all", {GroupId(0)}, {}}), 0);
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const GraphIndex index(graph);
+  const auto counts = [&](const char* devices, const char* text) {
+    const Plan plan =
+        *PlanFromStrategy(index, *MakeCluster(devices), *ParseStrategy(text));
+    return CommunicatorsOf(index, plan, DeviceSets(plan.groups));
+  };
+  EXPECT_EQ(counts("local-cpu:16", "dp=2,tp=4,pp=2,mbs=2"),
+            std::vector<int>({4, 4}));
+  EXPECT_EQ(counts("local-cpu:8", "dp=2,tp=4"), std::vector<int>({3}));
+  EXPECT_EQ(counts("local-cpu:8", "dp=2,tp=2,cp=2"), std::vector<int>({4}));
+  EXPECT_EQ(counts("local-cpu:2", "tp=2,sp=1"), std::vector<int>({2}));
+  EXPECT_EQ(counts("local-cpu:1", ""), std::vector<int>({0}));
+}
+
+// A walk gives axes other roles and leaves their names.
+TEST(Overhead, GoesByWhatAxesDoNotByTheirNames) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  Cluster cluster = *MakeCluster("local-cpu:8");
+  cluster.stack.memory.communicator = {1'000};
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  Plan plan = *PlanFromStrategy(graph, cluster, *ParseStrategy("dp=4,tp=2"));
+  const Evaluation named = evaluator.Evaluate(plan);
+  EXPECT_EQ(
+      named.memory[0].parts[static_cast<size_t>(MemoryCategory::kFramework)],
+      Bytes{3'000});
+  auto& axes = plan.groups[0].axes;
+  ASSERT_EQ(axes.size(), 3u);
+  for (const auto& [a, b, c] : {std::tuple("dp0", "tp0", "tp1"),
+                                {"tp0", "dp0", "ep0"},
+                                {"dp0", "dp1", "dp2"}}) {
+    axes[0].name = a;
+    axes[1].name = b;
+    axes[2].name = c;
+    EXPECT_EQ(evaluator.Evaluate(plan).memory, named.memory) << a << b << c;
+  }
 }
 
 MemoryUse Peak() {
@@ -42,15 +70,6 @@ MemoryUse Peak() {
   return use;
 }
 
-// Two groups without inner dimensions: the pipeline's and the world's
-// communicators.
-Plan Pipeline() {
-  Plan plan;
-  plan.groups = {Group("stage0", {}), Group("stage1", {})};
-  return plan;
-}
-const DeviceSet kFirstStage = {"stage0", {GroupId(0)}, {}};
-
 // Two buckets of 30; context 50 and two communicators of 10 each; a tenth of
 // 700 + 260 + 100; and of 100 parameters' gradients fp32 copies.
 TEST(Overhead, IsWhatTheStackTakes) {
@@ -62,8 +81,7 @@ TEST(Overhead, IsWhatTheStackTakes) {
   stack.memory.fragmentation = 0.1;
   MemoryUse use = Peak();
   ASSERT_EQ(use.total, Bytes{2600});
-  Plan plan = Pipeline();
-  AddOverhead(stack, {}, DType::kFloat16, plan, kFirstStage, use);
+  AddOverhead(stack, {}, DType::kFloat16, /*communicators=*/2, use);
   const auto part = [&](MemoryCategory category) {
     return use.parts[static_cast<size_t>(category)];
   };
@@ -77,13 +95,13 @@ TEST(Overhead, IsWhatTheStackTakes) {
 
   // bf16's gradients are in fp32 as they are.
   use = Peak();
-  AddOverhead(stack, {}, DType::kBFloat16, plan, kFirstStage, use);
+  AddOverhead(stack, {}, DType::kBFloat16, /*communicators=*/2, use);
   EXPECT_EQ(use.total, Bytes{2600 + 60 + 70 + 106});
 }
 
 TEST(Overhead, TesserasOwnIsNone) {
   MemoryUse use = Peak();
-  AddOverhead(Stack(), {}, DType::kFloat16, Pipeline(), kFirstStage, use);
+  AddOverhead(Stack(), {}, DType::kFloat16, /*communicators=*/2, use);
   EXPECT_EQ(use, Peak());
 }
 
@@ -91,7 +109,8 @@ TEST(Overhead, TesserasOwnIsNone) {
 // the first.
 TEST(MeasuredMemory, TheDriverIsAskedOnTheFirstHost) {
   const Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
-  Plan plan = Pipeline();
+  Plan plan;
+  plan.groups.resize(2);
   for (int d = 0; d < 8; ++d) {
     plan.groups[0].devices.push_back(DeviceId(d));
     plan.groups[1].devices.push_back(DeviceId(8 + d));

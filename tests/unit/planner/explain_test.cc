@@ -2,8 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "planner/plan/describe.h"
 #include "planner/plan/validate.h"
+#include "planner/schedule/action_table.h"
+#include "planner/search/adapt.h"
 #include "planner/search/textbook.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
@@ -76,6 +80,54 @@ TEST(Explain, PricesTheAlternativesOfEachDecision) {
     ASSERT_TRUE(best.has_value());
     EXPECT_EQ(other.score, *best) << other.choice;
   }
+}
+
+// A table runs one number of stages and of microbatches: other choices have
+// the default schedule.
+TEST(Explain, PricesAlternativesOfAPlanWithATable) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Made("local-cpu:4");
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  Strategy own = Parsed("dp=2,pp=2,mbs=2");
+  own.schedule = "table";
+  own.actions = *ParseActionTable("F0 F1 B0 B1\nF0 B0 F1 B1\n");
+  ASSERT_TRUE(PlanFromStrategy(space.index, cluster, own).has_value());
+  std::map<std::string_view, int> alternatives;
+  for (const Decision& decision :
+       DecisionsOf(space, objective, own, 1, nullptr)) {
+    for (const Alternative& other : decision.alternatives) {
+      ++alternatives[decision.name];
+      const Strategy& s = other.strategy;
+      const bool same_shape = s.pp == 2 && s.mbs * s.dp == 4;
+      EXPECT_EQ(s.schedule == "table",
+                same_shape && decision.name != "schedule")
+          << decision.name << ": " << other.choice;
+      EXPECT_EQ(s.schedule == "table", !s.actions.empty());
+    }
+  }
+  // 8 samples over 2 replicas: microbatches of 1 and 4; pipelines of 1 and 4.
+  EXPECT_EQ(alternatives["microbatch"], 2);
+  EXPECT_EQ(alternatives["pipeline parallelism"], 2);
+  EXPECT_GT(alternatives["tensor parallelism"], 0);
+  EXPECT_GT(alternatives["ZeRO"], 0);
+}
+
+// Twice the batch in as many samples a microbatch: the table is of half as
+// many.
+TEST(AdaptedPlans, KeepStagesWhoseTableIsOfAnotherShape) {
+  const Cluster cluster = Made("local-cpu:4");
+  const Graph half = MlpGraph(4, 8, 4, 8, 16, 32);
+  Strategy own = Parsed("dp=2,pp=2,mbs=2");
+  own.schedule = "table";
+  own.actions = *ParseActionTable("F0 F1 B0 B1\nF0 B0 F1 B1\n");
+  const Plan plan = *PlanFromStrategy(half, cluster, own);
+  const Graph graph = MlpGraph(4, 16, 4, 8, 16, 32);
+  const SearchSpace space(graph, cluster);
+  const auto plans = AdaptedPlans(space, ForBatch(plan, 8, 16), 1);
+  ASSERT_EQ(plans.size(), 1u);
+  EXPECT_TRUE(
+      SameUpToNames(plans[0], Uniform(space, "dp=2,pp=2,mbs=2,schedule=1f1b")));
 }
 
 TEST(Explain, FindsNeighboursByEveryMoveThatApplies) {

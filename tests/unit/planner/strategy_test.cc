@@ -385,6 +385,32 @@ TEST(PlanFromStrategy, HybridShardingCutsWithinANode) {
               HasSubstr("cut over 2, each shard on 2 ranks"));
 }
 
+// Two elements over two hosts: what axis could cut them lies across.
+TEST(PlanFromStrategy, HybridShardingLeavesWholeWhatItCannotCutWithinANode) {
+  GraphBuilder builder("biased", 16, 4, DType::kFloat32);
+  builder.BeginBlock("head");
+  const TensorId x = builder.Input("x", {16, 4, 64}, DType::kFloat32);
+  const TensorId labels = builder.Input("labels", {16, 4}, DType::kInt32);
+  const TensorId matrix =
+      builder.Weight("matrix", {2, 64}, {.stddev = 1}, true);
+  const TensorId bias = builder.Weight("bias", {2}, {.stddev = 1}, false);
+  const TensorId logits =
+      builder.Add1("linear", "head", {x, matrix, bias}, "bsi,vi+v->bsv");
+  const Graph graph = testing::FinishWithLoss(builder, logits, labels);
+  const GraphIndex index(graph);
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:2x4");
+  const auto plan = Make(graph, cluster, "zero=3,zero-group=node");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_EQ(plan->weights[0].zero_stage, 3);
+  EXPECT_EQ(plan->groups[0].Size(plan->weights[0].zero_axes), 4);
+  EXPECT_EQ(plan->weights[1], WeightPlacement());
+  const auto strategy = UniformStrategy(index, cluster, *plan);
+  ASSERT_TRUE(strategy.has_value());
+  EXPECT_EQ(strategy->zero, 3);
+  EXPECT_EQ(strategy->zero_group, 4);
+  EXPECT_EQ(Make(graph, cluster, "zero=3")->weights[1].zero_stage, 3);
+}
+
 TEST(PlanFromStrategy, ExpertsByDerivation) {
   const Graph graph = Model("mixtral-tiny", 8, 64);
   const auto plan =

@@ -1,0 +1,45 @@
+#include "tools/step_report.h"
+
+#include <gmock/gmock.h>
+
+#include "planner/plan/strategy.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Four devices that differ by a byte, which no number shows, and one by a
+// million.
+TEST(StepText, TellsDevicesTogetherWhoseMemoryPrintsAlike) {
+  const Graph graph = testing::MlpGraph(2, 4, 4, 8, 16, 32);
+  const Cluster cluster = *MakeCluster("local-cpu:4");
+  const Plan plan = *PlanFromStrategy(graph, cluster, Strategy());
+  Evaluation evaluation;
+  evaluation.step_time = {1'000'000};
+  const auto add = [&](std::vector<int> devices, int64_t bytes) {
+    DeviceMemory& alike = evaluation.devices.emplace_back();
+    alike.group = "all";
+    for (int device : devices) alike.devices.push_back(DeviceId(device));
+    alike.memory.parts[0] = {bytes};
+    alike.memory.total = {bytes};
+  };
+  add({0, 3}, 5'000'000);
+  add({1, 2}, 5'000'001);
+  std::string text = StepText(graph, cluster, plan, evaluation);
+  EXPECT_THAT(text, HasSubstr("all (4 devices)"));
+  EXPECT_THAT(text, Not(HasSubstr("all: ")));
+  evaluation.devices.clear();
+  add({0, 3}, 5'000'000);
+  add({2}, 6'000'000);
+  add({1}, 5'000'001);
+  text = StepText(graph, cluster, plan, evaluation);
+  EXPECT_THAT(text, HasSubstr("all: 0, 1, 3"));
+  EXPECT_THAT(text, HasSubstr("all: 2 "));
+}
+
+}  // namespace
+}  // namespace tessera
