@@ -12,6 +12,7 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
+#include "costmodel/whatif/parts.h"
 #include "planner/base/append.h"
 #include "planner/base/file.h"
 #include "planner/base/format.h"
@@ -135,6 +136,7 @@ Result<std::vector<Plan>> StartsOf(const Options& options,
     starts.push_back(std::move(plan));
   };
   if (inputs.plan) {
+    if (!options.strategy) WarnOfIdle(*inputs.plan, inputs, options.plan);
     add(*inputs.plan, options.strategy ? "--strategy" : options.plan);
   }
   if (!options.from.empty()) {
@@ -267,6 +269,11 @@ Result<int> RunSearch(const Options& options) {
   search.candidates = static_cast<size_t>(std::max(1, options.confirm));
   search.share_links = options.confirm > 0;
   search.stop = &CatchInterrupts();
+  search.more_starts = [&](Duration best, double seconds) {
+    return PlansOnParts(inputs.graph, inputs.cluster, best,
+                        {inputs.profile_or_null(), options.training,
+                         search.threads, seconds, search.stop});
+  };
   if (!options.output.empty()) {
     // So that what is killed leaves what it had. Whether the file can be
     // written is told at the end.

@@ -6,6 +6,7 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/band.h"
 #include "costmodel/whatif/fabric.h"
+#include "costmodel/whatif/parts.h"
 #include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "planner/base/threads.h"
@@ -325,6 +326,11 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
     search.share_links = true;
     search.candidates = kCandidates;
     search.stop = &interrupted;
+    search.more_starts = [&](Duration best, double seconds) {
+      return PlansOnParts(inputs.graph, inputs.cluster, best,
+                          {inputs.profile_or_null(), options.training,
+                           search.threads, seconds, search.stop});
+    };
     for (const FoundPlan& answer : plans) search.starts.push_back(answer.plan);
     auto result = Search(space, evaluator, search);
     if (!result && interrupted) {

@@ -370,18 +370,27 @@ Result<Cluster> WithMoreNodes(const Cluster& cluster, int nodes) {
   return larger;
 }
 
-Cluster FirstDevices(const Cluster& cluster, size_t devices) {
+Cluster OnlyDevices(const Cluster& cluster, const std::vector<bool>& kept) {
   std::set<int> used;
-  for (size_t d = 0; d < devices; ++d) used.insert(cluster.devices[d].node);
+  for (size_t d = 0; d < kept.size(); ++d) {
+    if (kept[d]) used.insert(cluster.devices[d].node);
+  }
   std::set<int> idle;
   std::vector<bool> dropped(cluster.vertices.size(), false);
-  for (size_t d = devices; d < cluster.devices.size(); ++d) {
+  for (size_t d = 0; d < kept.size(); ++d) {
+    if (kept[d]) continue;
     const Device& device = cluster.devices[d];
     dropped[device.vertex.index()] = true;
     if (!used.contains(device.node)) idle.insert(device.node);
   }
   DropNodes(cluster, idle, dropped);
   return Without(cluster, std::move(dropped));
+}
+
+Cluster FirstDevices(const Cluster& cluster, size_t devices) {
+  std::vector<bool> kept(cluster.devices.size(), false);
+  std::fill_n(kept.begin(), devices, true);
+  return OnlyDevices(cluster, kept);
 }
 
 }  // namespace tessera

@@ -39,8 +39,11 @@ void SlowDown(const std::vector<DeviceId>& devices, double factor,
 // is at least its own. An error where nodes are joined to nothing outside.
 Result<Cluster> WithMoreNodes(const Cluster& cluster, int nodes);
 
-// The first `devices` devices with their nodes; the others stand by.
-// REQUIRES: 1 <= devices <= cluster.devices.size().
+// The devices that are `kept`, by rank, with their nodes; the others stand by.
+// REQUIRES: one at least is.
+Cluster OnlyDevices(const Cluster& cluster, const std::vector<bool>& kept);
+// The first `devices` of them. REQUIRES: 1 <= devices <=
+// cluster.devices.size().
 Cluster FirstDevices(const Cluster& cluster, size_t devices);
 
 }  // namespace tessera

@@ -15,8 +15,6 @@ namespace {
 
 // Kinds that are priced for a plan, those of the classes with the most layers.
 constexpr size_t kMostKinds = 48;
-// Kinds that are combined: where the first does not save enough.
-constexpr size_t kMostCombined = 8;
 // Of the time that it takes to run all again, what those take that save most of
 // the memory: attention's scores take few operations for their bytes. A guess,
 // for the order in which plans are tried.
@@ -80,7 +78,6 @@ class Fitter {
     }
     // The order of prices is nearly that of other plans.
     std::vector<Kind> kinds = known;
-    kinds.resize(std::min(kinds.size(), kMostCombined));
     kinds.push_back(Kind());
     for (Kind& kind : kinds) {
       if (evaluation.feasible()) break;

@@ -26,18 +26,18 @@ constexpr double kWalkEnd = 0.9;
 // The part of a time limit without an improvement after which a walk ends.
 constexpr double kPatience = 0.5;
 
-bool LosesOnLinks(const FoundPlan& found) {
-  return found.shared &&
-         found.shared->seconds() >
-             (1 + kShared) * found.evaluation.step_time.seconds();
-}
-
 // Rounds without an improvement after which a ladder starts anew: a round for
 // each node of the graph, at least these, and twice as many as led to the best.
 // That takes tens of thousands of proposals of all but the smallest graphs.
 constexpr int64_t kLeastRounds = 8;
 
 }  // namespace
+
+bool LosesOnLinks(const FoundPlan& found) {
+  return found.shared &&
+         found.shared->seconds() >
+             (1 + kShared) * found.evaluation.step_time.seconds();
+}
 
 void ReserveAnswer(const SearchOptions& options, const Plan& best,
                    SearchClock& clock) {
@@ -455,24 +455,50 @@ void AddStatistics(const Walk& walk, SearchResult& result) {
   }
 }
 
-// `best`, then the best of the others that are far enough apart from all.
+// What tells plans that lose on unlike links: stages and devices.
+std::pair<size_t, size_t> FormOf(const Plan& plan) {
+  size_t devices = 0;
+  for (const DeviceGroup& group : plan.groups) devices += group.devices.size();
+  return {plan.groups.size(), devices};
+}
+
+// `best`, then the best of each form that is not far behind it, as half of them
+// at most; then the best of the others that are far enough apart from all of
+// their form.
 std::vector<FoundPlan> BestOf(FoundPlan best, std::vector<FoundPlan> others,
                               size_t count) {
+  std::erase_if(others,
+                [](const FoundPlan& f) { return !f.evaluation.feasible(); });
   std::ranges::stable_sort(others, [](const FoundPlan& a, const FoundPlan& b) {
     return Better(a.score(), b.score());
   });
+  const auto time = [](const FoundPlan& found) {
+    return found.score().step_time.seconds();
+  };
+  const double behind = (1 + kBehind) * time(best);
   std::vector<FoundPlan> chosen = {std::move(best)};
-  for (FoundPlan& found : others) {
-    if (chosen.size() == count) break;
-    const double time = found.score().step_time.seconds();
-    const bool apart =
-        std::ranges::none_of(chosen, [&](const FoundPlan& other) {
-          const double before = other.score().step_time.seconds();
-          return time < (1 + kApart) * before && before < (1 + kApart) * time;
-        });
-    if (apart && found.evaluation.feasible())
-      chosen.push_back(std::move(found));
-  }
+  const auto take = [&](size_t most, const auto& may) {
+    for (FoundPlan& found : others) {
+      if (chosen.size() >= most) return;
+      if (std::ranges::all_of(chosen, [&](const FoundPlan& other) {
+            return may(found, other);
+          })) {
+        chosen.push_back(found);
+      }
+    }
+  };
+  take((count + 1) / 2, [&](const FoundPlan& found, const FoundPlan& other) {
+    return time(found) < behind && FormOf(found.plan) != FormOf(other.plan);
+  });
+  take(count, [&](const FoundPlan& found, const FoundPlan& other) {
+    return std::max(time(found), time(other)) >=
+               (1 + kApart) * std::min(time(found), time(other)) ||
+           FormOf(found.plan) != FormOf(other.plan);
+  });
+  std::ranges::stable_sort(chosen.begin() + 1, chosen.end(),
+                           [](const FoundPlan& a, const FoundPlan& b) {
+                             return Better(a.score(), b.score());
+                           });
   return chosen;
 }
 
@@ -505,18 +531,19 @@ Result<SearchResult> Search(const SearchSpace& space,
   walk.Run(ThreadCount(options.threads));
   AddStatistics(walk, result);
 
+  // Asked before each plan that is priced from here on: none is begun that
+  // would take longer than there is time, if it takes as long as the longest
+  // before.
+  double asked = clock.Seconds();
+  double longest = 0;
+  const auto stop = [&] {
+    longest = std::max(longest, clock.Seconds() - asked);
+    asked = clock.Seconds();
+    return clock.Stopped() || clock.Past(1, longest);
+  };
   best = walk.best();
   FoundPlan tidy = {best.plan, {}};
   if (MakeCanonical(space, tidy.plan)) {
-    // Asked before each plan that it prices: it begins none that would take
-    // longer than there is time, if it takes as long as the longest before.
-    double asked = clock.Seconds();
-    double longest = 0;
-    const auto stop = [&] {
-      longest = std::max(longest, clock.Seconds() - asked);
-      asked = clock.Seconds();
-      return clock.Stopped() || clock.Past(1, longest);
-    };
     tidy.evaluation = objective.Evaluate(tidy.plan);
     Tidy(space, objective, stop, tidy.plan, tidy.evaluation);
     if (best.shared) PriceShared(objective, tidy);
@@ -527,11 +554,20 @@ Result<SearchResult> Search(const SearchSpace& space,
 
   std::vector<FoundPlan> others = {walk.start()};
   for (const Chain& chain : walk.chains()) {
-    for (const FoundPlan& found : chain.bests()) {
-      if (found.shared || !walk.shares_links()) others.push_back(found);
-    }
+    std::ranges::copy(chain.bests(), std::back_inserter(others));
   }
-  std::ranges::move(starts.priced, std::back_inserter(others));
+  // Times with shared links and without do not compare, but that sharing makes
+  // no plan faster: a start that is large may be the best all the same.
+  if (walk.shares_links()) {
+    std::erase_if(others, [](const FoundPlan& found) { return !found.shared; });
+  }
+  for (FoundPlan& found : starts.priced) {
+    if (walk.shares_links()) {
+      if (!stop()) PriceShared(objective, found);
+      if (!found.shared && !Better(found.score(), best.score())) continue;
+    }
+    others.push_back(std::move(found));
+  }
   result.candidates =
       BestOf(std::move(best), std::move(others), options.candidates);
   for (FoundPlan& candidate : result.candidates) {

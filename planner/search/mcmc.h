@@ -59,7 +59,11 @@ inline constexpr int kSharedRound = 8;  // of those that count shared links
 inline constexpr double kKeepInterval = 2;      // seconds
 inline constexpr double kReportInterval = 0.1;  // seconds
 inline constexpr double kApart = 0.005;  // of candidates, of the step time
+inline constexpr double kBehind = 0.1;   // the best of other forms, likewise
 inline constexpr double kShared = 0.01;  // of the step time
+
+// Whether more than kShared of its step is known to be lost so.
+bool LosesOnLinks(const FoundPlan& found);
 
 struct SearchOptions {
   uint64_t seed = 0;
@@ -75,6 +79,10 @@ struct SearchOptions {
   // explore.
   double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
+  // More of them, which are gone on from only where they are better than all
+  // others: told how long a step of the best plan takes and how many seconds
+  // there are, 0: without end. Called once where something fits, or never.
+  std::function<std::vector<Plan>(Duration best, double seconds)> more_starts;
   // Whether what is lost on shared links is looked at: as soon as the best plan
   // so far is known to lose more than kShared of its step so.
   bool share_links = false;
@@ -134,10 +142,12 @@ struct SearchResult {
   // Whether what is lost on shared links was looked at: then `best` is the best
   // of those of which it is known.
   bool shares_links = false;
-  // The best plan, then others in the order of their scores, whose step times
-  // are all apart by kApart at least, so that what a better model makes of them
-  // differs: from what the chains have had for their best, the uniform plans
-  // and the baselines, as far as the constraints allow them.
+  // The best plan, then others in the order of their scores, which are all
+  // apart in their numbers of groups or devices, or by kApart at least in their
+  // step times, so that what a better model makes of them differs: from what
+  // the chains have had for their best, the uniform plans and the baselines, as
+  // far as the constraints allow them. Up to half of them are the best of other
+  // such numbers, if these are within kBehind.
   std::vector<FoundPlan> candidates;
   // The best uniform plan that was swept, if any.
   std::optional<FoundPlan> uniform;

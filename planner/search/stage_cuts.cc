@@ -32,7 +32,6 @@ class Sums {
     }
   }
 
-  double Compute() const { return sums_.back().compute; }
   double Memory(size_t begin, size_t end, int in_flight) const {
     return sums_[end].stored - sums_[begin].stored +
            in_flight * (sums_[end].kept - sums_[begin].kept) + peaks_[end - 1];
@@ -54,6 +53,29 @@ class Sums {
   std::vector<LayerCost> sums_;
   std::vector<double> peaks_;
 };
+
+// What no stages do better than: each block by the option that does it for the
+// least of all units, evenly on these, and by that which takes least.
+struct Even {
+  double pace = 0;
+  double sum = 0;
+};
+Even EvenlyDone(const StageProblem& problem) {
+  Even even;
+  const size_t blocks = problem.options[0].costs.size();
+  for (size_t b = 0; b < blocks; ++b) {
+    double pace = kNever;
+    double sum = kNever;
+    for (const StageOption& option : problem.options) {
+      const double time = option.costs[b].compute;
+      pace = std::min(pace, time * option.units / problem.units);
+      sum = std::min(sum, time);
+    }
+    even.pace += pace;
+    even.sum += sum;
+  }
+  return even;
+}
 
 class StageProgramme {
  public:
@@ -89,20 +111,21 @@ class StageProgramme {
   }
 
   std::vector<StagesFound> Run() {
-    // All work at the pace of its fastest option, evenly on all units, is done
-    // no later than any stages'.
-    double work = kNever;
-    double least_sum = kNever;
-    for (size_t o = 0; o < costs_.size(); ++o) {
-      const double all = costs_[o].Compute();
-      work = std::min(work, all * problem_.options[o].units);
-      least_sum = std::min(least_sum, all);
-    }
+    const Even even = EvenlyDone(problem_);
     // Steps from no pace, or from one without end, would lead nowhere.
-    if (!(work > 0) || work == kNever) return {};
+    if (!(even.pace > 0) || even.pace == kNever) return {};
+    const auto m = static_cast<double>(problem_.microbatches);
+    // At a slower pace nothing is done in time.
+    double most_pace = problem_.limit / m;
+    if (m > 1) {
+      most_pace = std::min(most_pace, (problem_.limit - even.sum) / (m - 1));
+    }
+    most_pace *= 1 + 1e-12;
+    if (even.pace > most_pace) return {};
     double least_pace = kNever;
-    for (double limit = work / static_cast<double>(units_) * kPaceGrowth;
-         least_pace == kNever && !stop_(); limit *= kPaceGrowth) {
+    for (double limit = 0; least_pace == kNever && !stop_();) {
+      if (limit >= most_pace) return {};
+      limit = std::min(std::max(limit, even.pace) * kPaceGrowth, most_pace);
       FindChoices(limit);
       Fill(limit, /*pace=*/true);
       for (size_t stages = 2; stages <= most_stages_; ++stages) {
@@ -111,12 +134,24 @@ class StageProgramme {
       if (none_left_ && limit >= longest_) break;
     }
     if (least_pace == kNever) return {};
+    // What filling and draining take at least, at any pace in time.
+    double fill = even.sum;
+    if (most_pace != kNever) {
+      FindChoices(most_pace);
+      Fill(most_pace, /*pace=*/false);
+      double sum = kNever;
+      for (size_t stages = 2; stages <= most_stages_; ++stages) {
+        sum = std::min(sum, At(stages, 0, units_).value);
+      }
+      fill = std::max(fill, sum);
+    }
     std::vector<std::optional<StagesFound>> best(most_stages_ + 1);
     double least = problem_.limit;
-    const auto m = static_cast<double>(problem_.microbatches);
     for (double pace = least_pace; !stop_(); pace *= 1 + kPaceStep) {
       // At a slower pace only filling and draining can take less.
-      if ((m - 1) * pace + std::max(least_sum, pace) >= least) break;
+      if ((m - 1) * pace + std::max(even.sum, pace) >= least) break;
+      // What was not found yet is slower than the pace before.
+      if ((m - 1) * pace / (1 + kPaceStep) + fill > problem_.limit) break;
       const double limit = pace * (1 + 1e-12);
       if (limit > seen_) FindChoices(limit * kPaceGrowth);
       Fill(limit, /*pace=*/false);
@@ -316,6 +351,13 @@ class StageProgramme {
 };
 
 }  // namespace
+
+double LeastTime(const StageProblem& problem) {
+  if (problem.options.empty()) return kNever;
+  const Even even = EvenlyDone(problem);
+  return static_cast<double>(problem.microbatches - 1) * even.pace +
+         std::max(even.sum, even.pace);
+}
 
 std::vector<StagesFound> CheapestStages(const StageProblem& problem,
                                         const std::function<bool()>& stop) {

@@ -57,6 +57,9 @@ struct StagesFound {
 // may an answer be from the best.
 inline constexpr double kPaceStep = 0.01;
 
+// What no stages take less than; without end where there are no options.
+double LeastTime(const StageProblem& problem);
+
 // For numbers of stages from 2 on that can do it in `limit` a way, the fastest
 // first, which is the best of all. Ends early when `stop` says so, with what it
 // has.

@@ -27,11 +27,12 @@ namespace {
 // Random moves that lead from a uniform plan to a random one.
 constexpr int kRandomMoves = 64;
 
-// The parts of a time limit after which baselines, bounds of uniform strategies
-// and plans that are fitted end.
+// The parts of a time limit after which baselines, bounds of uniform
+// strategies, plans that are fitted and plans of the caller's end.
 constexpr double kBaselinesEnd = 0.1;
 constexpr double kBoundsEnd = 0.3;
 constexpr double kFittedEnd = 0.6;
+constexpr double kMoreEnd = 0.7;
 // And where nothing else fits, plans that offload: all but what printing takes.
 constexpr double kOffloadEnd = 0.9;
 
@@ -313,7 +314,9 @@ class StartFinder {
     Offload(kStartEnd);
     AddOther();
     AddUnlike();
+    AddMore();
     MakeOrders();
+    RankOnLinks();
     Repair();
     Offload(kOffloadEnd);
     if (starts_.ranked.empty()) {
@@ -356,8 +359,9 @@ class StartFinder {
                ? Score()
                : ScoreOf(objective_.Evaluate(starts_.ranked[0]));
   }
-  void PutFirst(Plan plan) {
-    starts_.ranked.insert(starts_.ranked.begin(), std::move(plan));
+  void PutFirst(Plan plan) { PutAt(0, std::move(plan)); }
+  void PutAt(int place, Plan plan) {
+    starts_.ranked.insert(starts_.ranked.begin() + place, std::move(plan));
     starts_.ranked.resize(std::min(starts_.ranked.size(), count_));
   }
 
@@ -507,10 +511,44 @@ class StartFinder {
         UnlikeStages(space_, objective_, uniform_, strategies_, best, threads_,
                      After(kFittedEnd));
     if (unlike.empty()) return;
-    if (Better(ScoreOf(unlike[0].evaluation), best)) {
-      PutFirst(std::move(unlike[0].plan));
-    } else if (unlike[0].evaluation.feasible()) {
-      starts_.unlike = std::move(unlike[0].plan);
+    const auto same = [](const FoundPlan& a, const FoundPlan& b) {
+      return a.plan == b.plan;
+    };
+    unlike.erase(std::unique(unlike.begin(), unlike.end(), same), unlike.end());
+    unlike.resize(std::min(unlike.size(), kMostOrdered));
+    // Walks change the microbatches of a named schedule, and of no table.
+    Plan named = unlike[0].plan;
+    for (size_t u = unlike.size(); u-- > 0;) {
+      auto ordered = WithOrders(unlike[u].plan);
+      if (ordered) unlike.push_back(*std::move(ordered));
+    }
+    std::ranges::stable_sort(unlike,
+                             [](const FoundPlan& a, const FoundPlan& b) {
+                               return Better(a.evaluation, b.evaluation);
+                             });
+    const bool first = Better(ScoreOf(unlike[0].evaluation), best);
+    if (first) PutFirst(unlike[0].plan);
+    if (!first || unlike[0].plan != named) starts_.unlike = std::move(named);
+    std::ranges::move(unlike, std::back_inserter(starts_.priced));
+  }
+
+  void AddMore() {
+    const Score best = ScoreOfBest();
+    if (!options_.more_starts || !best.feasible ||
+        clock_.StoppedOrPast(kMoreEnd)) {
+      return;
+    }
+    const double limit = options_.time_limit;
+    const double seconds = limit > 0 ? kMoreEnd * limit - clock_.Seconds() : 0;
+    for (Plan& plan : options_.more_starts(best.step_time, seconds)) {
+      if (!MakeCanonical(space_, plan) || !Allowed(space_, plan)) continue;
+      FoundPlan found = Priced(std::move(plan));
+      if (!Better(ScoreOf(found.evaluation), ScoreOfBest())) continue;
+      starts_.priced.push_back(found);
+      // What is little better may lose more on shared links.
+      const double time = found.evaluation.step_time.seconds();
+      const bool far = (1 + kBehind) * time < ScoreOfBest().step_time.seconds();
+      PutAt(far ? 0 : 1, std::move(found.plan));
     }
   }
 
@@ -518,14 +556,49 @@ class StartFinder {
   void MakeOrders() {
     std::vector<Plan>& ranked = starts_.ranked;
     for (size_t r = 0; r < std::min(ranked.size(), kMostOrdered); ++r) {
-      auto ordered =
-          BetterOrders(space_, objective_, ranked[r], After(kStartEnd));
+      auto ordered = WithOrders(ranked[r]);
       if (!ordered) continue;
-      const bool first =
-          Better(ScoreOf(objective_.Evaluate(*ordered)), ScoreOfBest());
-      ranked[r] = *std::move(ordered);
+      const bool first = Better(ScoreOf(ordered->evaluation), ScoreOfBest());
+      starts_.priced.push_back(
+          Priced(std::exchange(ranked[r], std::move(ordered->plan))));
       if (first) std::swap(ranked[0], ranked[r]);
     }
+  }
+  // Nothing where that makes it no better.
+  std::optional<FoundPlan> WithOrders(const Plan& plan) {
+    auto ordered = BetterOrders(space_, objective_, plan, After(kFittedEnd));
+    if (!ordered) return std::nullopt;
+    return Priced(*std::move(ordered));
+  }
+
+  // Where the best loses time on shared links, what is best with that comes
+  // first, of all plans that are known.
+  void RankOnLinks() {
+    if (!options_.share_links || starts_.ranked.empty()) return;
+    FoundPlan best = Priced(starts_.ranked[0]);
+    PriceShared(objective_, best);
+    if (!LosesOnLinks(best)) return;
+    // Sharing makes no plan faster.
+    const auto may_be_best = [&](const FoundPlan& found) {
+      return Better(ScoreOf(found.evaluation), best.score());
+    };
+    std::vector<FoundPlan> swept;
+    for (const Plan& plan : starts_.ranked) swept.push_back(Priced(plan));
+    if (starts_.other) swept.push_back(Priced(*starts_.other));
+    std::vector<FoundPlan*> all;
+    for (FoundPlan& found : starts_.priced) all.push_back(&found);
+    for (FoundPlan& found : swept) all.push_back(&found);
+    std::ranges::stable_sort(all, [](const FoundPlan* a, const FoundPlan* b) {
+      return Better(a->evaluation, b->evaluation);
+    });
+    const auto stop = After(kFittedEnd);
+    for (FoundPlan* found : all) {
+      if (stop() || !may_be_best(*found)) break;
+      PriceShared(objective_, *found);
+      if (found->shared && Better(found->score(), best.score())) best = *found;
+    }
+    std::erase(starts_.ranked, best.plan);
+    PutFirst(std::move(best.plan));
   }
 
   // What the constraints leave may have nothing uniform.

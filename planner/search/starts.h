@@ -21,16 +21,21 @@ namespace tessera {
 inline constexpr double kStartEnd = 0.4;
 
 struct Starts {
-  std::vector<Plan> given;   // the caller's
-  std::vector<Plan> ranked;  // the best of all that was looked at, best first
+  std::vector<Plan> given;  // the caller's
+  // The best of all that was looked at, best first; where that loses on shared
+  // links, what is best with them is in front.
+  std::vector<Plan> ranked;
   // The best uniform plan with a pipeline where ranked[0] has none, or without.
   std::optional<Plan> other;
-  std::optional<Plan> unlike;  // the best of unlike stages
+  // The best of unlike stages that has a named schedule.
+  std::optional<Plan> unlike;
   std::vector<Plan> baselines;
 
   // What was priced on the way, for the result.
   std::vector<Baseline> all_baselines;
-  // Not by the sweep: baselines, the caller's, those that repeat all work.
+  // Not by the sweep: baselines, the caller's, those that repeat all work,
+  // those of unlike stages, and those in whose place others have orders of
+  // actions made for them.
   std::vector<FoundPlan> priced;
   std::optional<FoundPlan> uniform;  // the best uniform plan
   int64_t uniform_strategies = 0;    // that were looked at

@@ -42,18 +42,19 @@ std::vector<size_t> GuessingOrder(const std::vector<Strategy>& strategies) {
   // By the bits of a size's place the other way round: van der Corput's
   // sequence.
   const int bits = std::bit_width(sizes.size());
-  const auto turn = [&](size_t i) {
+  std::vector<size_t> turns;  // by strategy
+  for (const Strategy& strategy : strategies) {
     const auto place = static_cast<size_t>(
-        std::ranges::lower_bound(sizes, strategies[i].mbs) - sizes.begin());
+        std::ranges::lower_bound(sizes, strategy.mbs) - sizes.begin());
     size_t reversed = 0;
     for (int bit = 0; bit < bits; ++bit) {
       reversed |= (place >> bit & 1) << (bits - 1 - bit);
     }
-    return reversed;
-  };
+    turns.push_back(reversed);
+  }
   std::vector<size_t> order(strategies.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, {}, turn);
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return turns[i]; });
   return order;
 }
 
@@ -61,13 +62,14 @@ class Sweeper {
  public:
   Sweeper(const SearchSpace& space, const Objective& objective,
           const std::vector<Strategy>& strategies, size_t count, int threads,
-          const std::function<bool()>& stop)
+          const std::function<bool()>& stop, const std::optional<Score>& than)
       : space_(space),
         objective_(objective),
         strategies_(strategies),
         count_(count),
         threads_(threads),
         stop_(stop),
+        than_(than),
         is_priced_(strategies.size(), false) {}
 
   // Gives a strategy's score at most, as far as it is known.
@@ -141,6 +143,7 @@ class Sweeper {
     if (best_.size() == count_ && !Before(top, best_.back())) {
       return std::nullopt;
     }
+    if (than_ && !Better(top.score, *than_)) return std::nullopt;
     std::ranges::pop_heap(waiting_, After);
     waiting_.pop_back();
     result_.closely += top.bound == Bound::kQuick;
@@ -169,6 +172,7 @@ class Sweeper {
   const size_t count_;
   const int threads_;
   const std::function<bool()> stop_;
+  const std::optional<Score> than_;
   std::mutex mutex_;             // of what follows
   std::vector<Scored> waiting_;  // a heap, the best on top
   std::vector<bool> is_priced_;
@@ -181,11 +185,12 @@ class Sweeper {
 SweepResult Sweep(const SearchSpace& space, const Objective& objective,
                   const std::vector<Strategy>& strategies, size_t count,
                   int threads, const std::function<bool()>& stop,
-                  const std::function<bool()>& stop_bounding) {
+                  const std::function<bool()>& stop_bounding,
+                  const std::optional<Score>& than) {
   const auto never = [] { return false; };
   const auto late = stop_bounding ? stop_bounding : never;
   Sweeper sweeper(space, objective, strategies, count, threads,
-                  stop ? stop : never);
+                  stop ? stop : never, than);
   sweeper.Run(
       Bound::kLoose,
       [&](const Strategy& strategy, Bound bound) {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "planner/plan/strategy.h"
@@ -39,11 +40,13 @@ struct SweepResult {
 // The `count` best of `strategies` that give valid plans, or all where there
 // are fewer. Stops early when `stop`, which may be empty, says so (called from
 // any thread): then the result is the best of what was priced. Likewise what
-// has no loose bound when `stop_bounding` says so is left out. Otherwise the
-// same on any number of threads, but for `closely` and `priced`.
+// has no loose bound when `stop_bounding` says so is left out. Only what may be
+// better than `than` is priced. Otherwise the same on any number of threads,
+// but for `closely` and `priced`.
 SweepResult Sweep(const SearchSpace& space, const Objective& objective,
                   const std::vector<Strategy>& strategies, size_t count,
                   int threads, const std::function<bool()>& stop,
-                  const std::function<bool()>& stop_bounding = nullptr);
+                  const std::function<bool()>& stop_bounding = nullptr,
+                  const std::optional<Score>& than = std::nullopt);
 
 }  // namespace tessera

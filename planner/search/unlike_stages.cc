@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -29,6 +30,9 @@ constexpr int kMostUnitsAtAll = 64;  // where no fewer do
 constexpr size_t kMostLikely = 4;
 constexpr size_t kMostOfBase = 3;
 constexpr size_t kMostPriced = 16;
+// Sizes of microbatches that are looked at first: next to a strategy's own. Of
+// the others only what is worth it beside what these give.
+constexpr size_t kNearSizes = 4;
 // Samples of a microbatch on all replicas of a stage.
 constexpr int64_t kMostSamplesOfMicrobatch = 65'536;
 // What is estimated to take so many times as long is not priced.
@@ -95,25 +99,30 @@ struct Base {
   bool operator==(const Base&) const = default;
 };
 
-// Near the first of those that are likely: with their ZeRO, none and the first
-// stage, and with microbatches of their samples and of the next that divide the
-// batch.
+// Like the first of those that are likely: with their ZeRO, none and the first
+// stage, and with microbatches of their samples and of so many of the sizes
+// next to these that divide the batch.
 std::vector<Base> Bases(const Setting& setting,
-                        const std::vector<Strategy>& likely) {
+                        const std::vector<Strategy>& likely,
+                        size_t most_sizes) {
   const std::vector<int> sizes = Divisors(
       setting.space.index.graph->global_batch, kMostSamplesOfMicrobatch);
   std::vector<Strategy> kinds;
   std::vector<Base> bases;
   const auto add = [&](Base base) {
     const int own = base.strategy.zero;
+    std::vector<int64_t> order(sizes.size());
+    std::iota(order.begin(), order.end(), int64_t{0});
     const auto at =
         std::ranges::lower_bound(sizes, base.samples) - sizes.begin();
+    std::ranges::stable_sort(order, {},
+                             [&](int64_t i) { return std::abs(i - at); });
+    order.resize(std::min(order.size(), most_sizes));
     for (int zero : {own, 0, 1}) {
       if (!setting.zeros.contains(zero)) continue;
       base.strategy.zero = zero;
-      for (const int64_t to : {at, at - 1, at + 1, at - 2}) {
-        if (to < 0 || to >= std::ssize(sizes)) continue;
-        base.samples = sizes[static_cast<size_t>(to)];
+      for (const int64_t i : order) {
+        base.samples = sizes[static_cast<size_t>(i)];
         if (std::ranges::find(bases, base) != bases.end()) continue;
         bases.push_back(base);
       }
@@ -174,7 +183,7 @@ std::optional<Plan> StagePlan(const SearchSpace& space,
 }
 
 // `options` become the strategies of the problem's options.
-StageProblem ProblemOf(const Setting& setting, const Base& base,
+StageProblem ProblemOf(const Setting& setting, const Base& base, double limit,
                        std::vector<Strategy>& options,
                        const std::function<bool()>& stop) {
   const SearchSpace& space = setting.space;
@@ -182,6 +191,7 @@ StageProblem ProblemOf(const Setting& setting, const Base& base,
   StageProblem problem;
   problem.units = static_cast<int>(std::ssize(cluster.devices) / setting.unit);
   problem.microbatches = space.index.graph->global_batch / base.samples;
+  problem.limit = limit;
   problem.memory =
       static_cast<double>(cluster.TypeOf(DeviceId(0)).memory.value);
   const auto m = static_cast<int>(problem.microbatches);
@@ -203,14 +213,15 @@ StageProblem ProblemOf(const Setting& setting, const Base& base,
         if (!plan) continue;
         option.may = AllowedBlocks(space, *plan);
       }
-      if (setting.recomputes) {
-        Strategy again = *stage;
-        again.recompute = RecomputeLevel::kFull;
-        option.again = setting.objective.LayerCosts(again);
-      }
       problem.options.push_back(std::move(option));
       options.push_back(*std::move(stage));
     }
+  }
+  if (!setting.recomputes || LeastTime(problem) > problem.limit) return problem;
+  for (size_t o = 0; o < options.size() && !stop(); ++o) {
+    Strategy again = options[o];
+    again.recompute = RecomputeLevel::kFull;
+    problem.options[o].again = setting.objective.LayerCosts(again);
   }
   return problem;
 }
@@ -314,16 +325,31 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
     StagesFound found;
     size_t base = 0;
   };
-  const std::vector<Base> bases = Bases(setting, likely);
+  std::vector<Base> bases = Bases(setting, likely, kNearSizes);
+  const size_t near = bases.size();
+  for (const Base& base :
+       Bases(setting, likely, std::numeric_limits<size_t>::max())) {
+    if (std::ranges::find(bases, base) == bases.end()) bases.push_back(base);
+  }
   std::vector<std::vector<Strategy>> options(bases.size());
   std::vector<std::vector<StagesFound>> of_base(bases.size());
-  ForEach(threads, bases.size(), [&](size_t i) {
-    if (stop()) return;
-    StageProblem problem = ProblemOf(setting, bases[i], options[i], stop);
-    problem.limit = limit;
-    of_base[i] = CheapestStages(problem, stop);
-    of_base[i].resize(std::min(of_base[i].size(), kMostOfBase));
-  });
+  const auto find = [&](size_t begin, size_t end, double within) {
+    ForEach(threads, end - begin, [&](size_t offset) {
+      if (stop()) return;
+      const size_t i = begin + offset;
+      const StageProblem problem =
+          ProblemOf(setting, bases[i], within, options[i], stop);
+      of_base[i] = CheapestStages(problem, stop);
+      of_base[i].resize(std::min(of_base[i].size(), kMostOfBase));
+    });
+  };
+  find(0, near, limit);
+  double least = limit;
+  for (const std::vector<StagesFound>& found : of_base) {
+    if (!found.empty()) least = std::min(least, kWorth * found[0].time);
+  }
+  // Without a limit nothing cuts the others short.
+  if (!std::isinf(least)) find(near, bases.size(), least);
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < bases.size(); ++i) {
     for (StagesFound& one : of_base[i]) {

@@ -17,13 +17,13 @@ namespace tessera {
 
 // Plans of this kind that fit, the best first: with the splits beside data and
 // tensor parallelism of the first of `likely` uniform strategies that have a
-// pipeline, microbatches and ZeRO near theirs, and the schedule that is best;
-// with small microbatches and no other splits where none has one. `strategies`
-// say what degrees of tensor parallelism, ZeRO stages and schedules there are.
-// None that seem much slower than `than`. Empty for more than 256 blocks, and
-// where devices cannot be dealt out in at most 64 equal units that divide a
-// host or hold whole ones. The same on any number of threads, which all ask
-// `stop`.
+// pipeline, ZeRO near theirs, microbatches of any size, those near theirs
+// first, and the schedule that is best; with small microbatches and no other
+// splits where none has one. `strategies` say what degrees of tensor
+// parallelism, ZeRO stages and schedules there are. None that seem much slower
+// than `than`. Empty for more than 256 blocks, and where devices cannot be
+// dealt out in at most 64 equal units that divide a host or hold whole ones.
+// The same on any number of threads, which all ask `stop`.
 std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
                                     const Objective& objective,
                                     const std::vector<Strategy>& likely,

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
+#include <string>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "costmodel/whatif/fabric.h"
 #include "planner/io/importer.h"
 #include "planner/search/constraints.h"
 #include "planner/search/fit.h"
@@ -214,6 +217,68 @@ TEST(Fits, SharesOutStages) {
                           {Duration{}, Bytes{}, /*feasible=*/true},
                           [] { return false; })
                   .empty());
+}
+
+// What a search starts from, where nothing walks: the best of its candidates
+// with shared links, in seconds.
+double StartOn(const Graph& graph, const Cluster& cluster,
+               const ConstraintTexts& constraints) {
+  SearchSpace space(graph, cluster);
+  space.constraints =
+      Constraints::Make(space.index, cluster, constraints).value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  SearchOptions options;
+  options.proposals = 0;
+  options.time_limit = 0;
+  options.share_links = true;
+  options.candidates = 5;
+  const SearchResult result = Search(space, evaluator, options).value();
+  double least = std::numeric_limits<double>::infinity();
+  for (const FoundPlan& found : result.candidates) {
+    const Evaluation step = evaluator.Explain(found.plan, /*share_links=*/true);
+    least = std::min(least, step.step_time.seconds());
+  }
+  return least;
+}
+
+Graph Zoo(const char* model, int64_t batch, int64_t seq_len, DType dtype) {
+  ImportOptions options;
+  options.global_batch = batch;
+  options.seq_len = seq_len;
+  options.dtype = dtype;
+  return Differentiate(ImportModel(ExamplePath(std::string("models/") + model +
+                                               "/config.json"),
+                                   options)
+                           .value())
+      .value();
+}
+
+// Searches that differ in what they may use: who may use more starts no worse,
+// but for what estimates are off.
+constexpr double kEstimatesOff = 1.01;
+
+TEST(Starts, AreNoWorseWithFewerConstraints) {
+  const Graph gpt2 = Zoo("gpt2-large", 64, 1024, DType::kBFloat16);
+  const Cluster pcie = MakeCluster("pcie-a100:1").value();
+  const double any = StartOn(gpt2, pcie, {});
+  for (int most : {2, 4}) {
+    ConstraintTexts small;
+    small.max_microbatch = most;
+    EXPECT_LE(any, kEstimatesOff * StartOn(gpt2, pcie, small)) << most;
+  }
+  const Graph mixtral = Zoo("mixtral-8x7b", 128, 4096, DType::kBFloat16);
+  const Cluster dgx = MakeCluster("dgx-h100:4").value();
+  EXPECT_LE(
+      StartOn(mixtral, dgx, {}),
+      kEstimatesOff * StartOn(mixtral, dgx, {.forbid = {{"interleaved"}}}));
+}
+
+TEST(Starts, AreNoWorseOnFasterLinks) {
+  const Graph graph = Zoo("gpt2-large", 64, 1024, DType::kFloat16);
+  const Cluster slow = MakeCluster("g4dn.12xlarge:4").value();
+  Cluster fast = slow;
+  ASSERT_TRUE(ScaleLinks(LinkClass::kInter, 2, 1, fast));
+  EXPECT_LE(StartOn(graph, fast, {}), kEstimatesOff * StartOn(graph, slow, {}));
 }
 
 // However slow it is: two microbatches of the slowest tensor parallelism.

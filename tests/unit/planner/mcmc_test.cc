@@ -5,8 +5,10 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "planner/plan/validate.h"
+#include "planner/search/starts.h"
 #include "planner/search/tidy.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/exhaustive.h"
@@ -299,6 +301,29 @@ class FlatObjective : public Objective {
   }
 };
 
+// Plans of unlike numbers of stages are candidates even where they take as
+// long: a better model may tell them apart.
+TEST(Mcmc, CandidatesAreAlikeInNoMoreThanTime) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  SearchOptions options = WithProposals(2'000);
+  options.candidates = 3;
+  const auto result = Search(space, FlatObjective(), options);
+  ASSERT_TRUE(result.has_value());
+  std::set<size_t> stages;
+  std::set<std::pair<size_t, size_t>> forms;  // and devices
+  for (const FoundPlan& found : result->candidates) {
+    size_t devices = 0;
+    for (const DeviceGroup& group : found.plan.groups) {
+      devices += group.devices.size();
+    }
+    stages.insert(found.plan.groups.size());
+    EXPECT_TRUE(forms.insert({found.plan.groups.size(), devices}).second);
+  }
+  EXPECT_GT(stages.size(), 1u);
+}
+
 // Nothing is better than what a ladder starts from, so that each of the two
 // starts anew when the eight rounds after its first have passed: behind rounds
 // 9 and 18 of 20.
@@ -419,15 +444,35 @@ TEST(Mcmc, FindsWhatIsFastestOnSharedLinks) {
   for (const FoundPlan& found : with->candidates) {
     EXPECT_EQ(found.evaluation, objective.Evaluate(found.plan));
     EXPECT_GE(shared(found.plan), shared(with->best));
-    if (found.shared) {
-      EXPECT_EQ(found.shared, shared(found.plan));
-    }
+    EXPECT_EQ(found.shared, shared(found.plan));
   }
   EXPECT_EQ(with->candidates[0].shared, shared(with->best));
   for (const Baseline& baseline : with->baselines) {
     EXPECT_GE(shared(baseline.plan), shared(with->best)) << baseline.name;
     EXPECT_EQ(baseline.evaluation, objective.Evaluate(baseline.plan));
   }
+}
+
+// Of the plans that it starts from the best with shared links comes first.
+TEST(Mcmc, StartsWithWhatIsFastestOnSharedLinks) {
+  const Graph graph = MlpGraph(3, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const SharingObjective objective(graph);
+  SearchOptions options = WithProposals(0);
+  SearchClock clock(0, nullptr);
+  const Plan first = FindStarts(space, objective, options, clock)->ranked.at(0);
+  ASSERT_EQ(first.microbatches, 1);
+  options.share_links = true;
+  const Starts starts = FindStarts(space, objective, options, clock).value();
+  const auto shared = [&](const Plan& plan) {
+    return *objective.QuickSharedStepTime(plan);
+  };
+  EXPECT_LT(shared(starts.ranked.at(0)), shared(first));
+  for (const Plan& plan : starts.ranked) {
+    EXPECT_GE(shared(plan), shared(starts.ranked[0]));
+  }
+  EXPECT_EQ(std::ranges::count(starts.ranked, starts.ranked[0]), 1);
 }
 
 // What is faster than `limit` loses half as much again.
@@ -590,6 +635,16 @@ TEST(Tidy, MakesEqualLayersAlikeWhereItCostsNothing) {
   ASSERT_TRUE(MakeCanonical(space, drifted));
   Evaluation evaluation = objective.Evaluate(drifted);
   const Evaluation before = evaluation;
+  // Told to stop, it changes nothing, and does not ask again.
+  int asked = 0;
+  const auto stop = [&] {
+    ++asked;
+    return true;
+  };
+  const Plan kept = drifted;
+  EXPECT_EQ(Tidy(space, objective, stop, drifted, evaluation), 0);
+  EXPECT_EQ(drifted, kept);
+  EXPECT_EQ(asked, 1);
   const int evaluations = Tidy(space, objective, nullptr, drifted, evaluation);
   EXPECT_GT(evaluations, 0);
   EXPECT_LT(evaluation.step_time, before.step_time);
@@ -598,12 +653,38 @@ TEST(Tidy, MakesEqualLayersAlikeWhereItCostsNothing) {
   for (const WeightPlacement& weight : drifted.weights) {
     EXPECT_EQ(weight.zero_stage, drifted.weights[0].zero_stage);
   }
-  // Told to stop, it changes nothing.
-  Plan kept = drifted;
-  EXPECT_EQ(Tidy(
-                space, objective, [] { return true; }, kept, evaluation),
-            0);
-  EXPECT_EQ(kept, drifted);
+}
+
+// Every stage of ZeRO less costs; how it is cut does not.
+class StagesObjective : public Objective {
+ public:
+  Evaluation Evaluate(const Plan& plan) const override {
+    Evaluation evaluation;
+    evaluation.step_time = {1'000};
+    for (const WeightPlacement& weight : plan.weights) {
+      evaluation.step_time += Duration{3 - weight.zero_stage};
+    }
+    return evaluation;
+  }
+};
+
+// Of one layer all is cut over all nodes, of the others within them.
+TEST(Tidy, MakesCutsWithinNodesAlike) {
+  const Graph graph = MlpGraph(4, 16, 4, 8, 16, 32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2x4").value();
+  const SearchSpace space(graph, cluster);
+  const StagesObjective objective;
+  const Plan uniform = Uniform(space, "zero=3,zero-group=node");
+  ASSERT_TRUE(CutWithinNode(space, uniform)[0]);
+  Plan drifted = uniform;
+  const Plan whole = Uniform(space, "zero=3");
+  for (const size_t w : space.weights_of_block[2]) {
+    drifted.weights[w] = whole.weights[w];
+  }
+  ASSERT_NE(drifted.weights, uniform.weights);
+  Evaluation evaluation = objective.Evaluate(drifted);
+  EXPECT_GT(Tidy(space, objective, nullptr, drifted, evaluation), 0);
+  EXPECT_EQ(drifted.weights, uniform.weights);
 }
 
 // Three samples on 16 ranks, and one row of two columns: all ranks do all the

@@ -214,6 +214,32 @@ TEST(UnlikeStages, KeepTheLimit) {
   }
 }
 
+// A limit takes away what is slower, and nothing else; nothing is faster than
+// the least time.
+TEST(UnlikeStages, GiveAllThatIsInTime) {
+  Rng rng(13, 0);
+  int possible = 0;
+  for (int i = 0; i < 200; ++i) {
+    StageProblem problem = RandomProblem(rng);
+    BruteForce all{problem};
+    all.Add(0, static_cast<int>(problem.options[0].costs.size()), problem.units,
+            0, 0);
+    if (all.best.empty()) continue;
+    ++possible;
+    double least = kNever;
+    for (const auto& [stages, time] : all.best) least = std::min(least, time);
+    EXPECT_LE(LeastTime(problem), least * (1 + 1e-12));
+    for (const double times : {1 + 2 * kPaceStep, 1.1, 2.0}) {
+      problem.limit = times * least;
+      const auto found = CheapestStages(problem, [] { return false; });
+      ASSERT_FALSE(found.empty());
+      EXPECT_LE(found[0].time, least * (1 + kPaceStep));
+      EXPECT_LE(found.back().time, problem.limit);
+    }
+  }
+  EXPECT_GT(possible, 100);
+}
+
 // Costs of no time, which nothing can be cut by.
 TEST(UnlikeStages, NeedTimes) {
   Rng rng(11, 0);

@@ -1,0 +1,116 @@
+#include "costmodel/whatif/parts.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/evaluate/step_bound.h"
+#include "costmodel/whatif/degrade.h"
+#include "planner/plan/strategy.h"
+#include "planner/search/search_clock.h"
+#include "planner/search/sweep.h"
+#include "planner/search/uniform_strategies.h"
+
+namespace tessera {
+namespace {
+
+// A half of the devices is looked at where a step may take less than this part
+// of the best there: that takes as long as the starts of another search.
+constexpr double kWorthHalving = 0.8;
+
+ClusterSubset First(size_t count, size_t of) {
+  ClusterSubset part(of, false);
+  std::fill_n(part.begin(), count, true);
+  return part;
+}
+
+// The best uniform plan of the part, where it takes less time than `best`.
+std::optional<Candidate> BestUniform(const Graph& graph, const Cluster& part,
+                                     Duration best, const SearchClock& clock,
+                                     const PartOptions& options) {
+  const SearchSpace space(graph, part);
+  const Evaluator evaluator(graph, part, options.profile, options.training,
+                            Evaluator::kMostInSearch);
+  const auto stop = [&] { return clock.StoppedOrPast(1); };
+  SweepResult swept =
+      Sweep(space, evaluator, UniformStrategies(space), 1, options.threads,
+            stop, nullptr, Score{best, {}, /*feasible=*/true});
+  if (swept.best.empty() || !swept.best[0].score.feasible ||
+      swept.best[0].score.step_time >= best) {
+    return std::nullopt;
+  }
+  return std::move(swept.best[0]);
+}
+
+// A plan of a part for the ranks of the whole cluster.
+Plan OnWhole(Plan plan, const Cluster& cluster, const ClusterSubset& part) {
+  std::vector<DeviceId> ranks;  // in the whole, by rank in the part
+  for (size_t d = 0; d < part.size(); ++d) {
+    if (part[d]) ranks.push_back(DeviceId(static_cast<int64_t>(d)));
+  }
+  for (DeviceGroup& group : plan.groups) {
+    for (DeviceId& device : group.devices) device = ranks[device.index()];
+  }
+  plan.cluster_name = cluster.name;
+  return plan;
+}
+
+}  // namespace
+
+std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
+                                       int64_t global_batch) {
+  std::vector<ClusterSubset> parts;
+  const size_t count = cluster.devices.size();
+  std::set<int> types;
+  for (const Device& device : cluster.devices) types.insert(device.type);
+  for (const int type : types) {
+    if (types.size() == 1) break;
+    ClusterSubset& part = parts.emplace_back();
+    for (const Device& device : cluster.devices) {
+      part.push_back(device.type == type);
+    }
+  }
+  const auto divides = [&](size_t devices) {
+    return global_batch % static_cast<int64_t>(devices) == 0;
+  };
+  size_t most = count;
+  while (!divides(most)) --most;
+  if (most < count) parts.push_back(First(most, count));
+  return parts;
+}
+
+std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
+                               Duration best, const PartOptions& options) {
+  const SearchClock clock(options.seconds, options.stop);
+  std::vector<Plan> plans;
+  // Whether it is better than all before.
+  const auto look_at = [&](const ClusterSubset& part, double worth) {
+    if (clock.StoppedOrPast(1)) return false;
+    const Cluster alone = OnlyDevices(cluster, part);
+    if (options.profile == nullptr &&
+        LowerBound(graph, alone, options.training).step_time.seconds() >=
+            worth * best.seconds()) {
+      return false;
+    }
+    const auto found = BestUniform(graph, alone, best, clock, options);
+    if (!found) return false;
+    best = found->score.step_time;
+    plans.push_back(
+        OnWhole(PlanFromStrategy(graph, alone, found->strategy).value(),
+                cluster, part));
+    return true;
+  };
+  for (const ClusterSubset& part : LikelyParts(cluster, graph.global_batch)) {
+    look_at(part, 1);
+  }
+  if (options.profile != nullptr) return plans;
+  const size_t count = cluster.devices.size();
+  for (size_t half = count / 2; half > 0; half /= 2) {
+    if (!look_at(First(half, count), kWorthHalving)) break;
+  }
+  return plans;
+}
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+#pragma once
+// Plans that leave some devices out: slow ones beside fast ones, those that the
+// batch cannot be divided by, and more than a model can use.
+//
+// A walk hardly comes to them from plans on all devices, and no uniform
+// strategy of the whole cluster says them.
+
+#include <atomic>
+#include <vector>
+
+#include "costmodel/profile/profile_db.h"
+#include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
+#include "planner/plan/plan.h"
+
+namespace tessera {
+
+struct PartOptions {
+  const ProfileDb* profile = nullptr;  // may be null
+  TrainingOptions training;
+  int threads = 0;
+  double seconds = 0;  // to be done in; 0: without end
+  const std::atomic<bool>* stop = nullptr;
+};
+
+// By device, whether it is in the part.
+using ClusterSubset = std::vector<bool>;
+
+// The devices of each type, where there are several; and where the batch is no
+// multiple of the devices, the most that it is a multiple of.
+std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
+                                       int64_t global_batch);
+
+// The best uniform plan on each likely part, where that takes less time than
+// `best`, for the ranks of the whole cluster. Then on half of the devices, half
+// of these, and so on, as long as it is faster than all before, and where a
+// step may take a fifth less there. Without a profile alone: with one nothing
+// says what a step takes at least. REQUIRES: `graph` is differentiated.
+std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
+                               Duration best, const PartOptions& options);
+
+}  // namespace tessera
