@@ -701,7 +701,7 @@ Result<void> CheckAllIsKept(const SafetensorsFile& file,
 Result<bool> PutInPlace(SafetensorsWriter& writer, const std::string& path,
                         int64_t step, int keep) {
   if (keep > 1) {
-    // What is no checkpoint that can be read is replaced, as without `keep`.
+    // What has no header of a checkpoint is replaced, as without `keep`.
     const auto before = SavedRunOf(path);
     if (before && *before) {
       TESSERA_RETURN_IF_ERROR(KeepAsOlder(path, (*before)->step));

@@ -66,7 +66,7 @@ struct SavedRun {
   std::string padding;  // which rows pad a vocabulary
 };
 // Nothing where the files are weights alone. kInvalidInput where a number is
-// none or above kMostRunSteps, or what has an optimizer's state has no step.
+// none or, but for the seed, above kMostRunSteps, or what has an optimizer's state has no step.
 Result<std::optional<SavedRun>> SavedRunOf(const std::string& path);
 
 // An error that names both where the checkpoint at `path` is of a run of

@@ -14,47 +14,56 @@ namespace tessera {
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
-      file_(std::exchange(other.file_, -1)),
+      device_(other.device_),
+      inode_(other.inode_),
       bytes_(std::exchange(other.bytes_, {})) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
-  std::swap(file_, other.file_);
+  std::swap(device_, other.device_);
+  std::swap(inode_, other.inode_);
   std::swap(bytes_, other.bytes_);
   return *this;
 }
 
 MappedFile::~MappedFile() {
-  if (file_ >= 0) ::close(file_);
   if (bytes_.empty()) return;
   ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
 Result<MappedFile> MappedFile::Open(const std::string& path) {
+  // A pipe without a writer would be waited for.
+  const int file = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) return SystemError("cannot open", path, errno);
+  struct stat status = {};
+  const bool is_regular =
+      ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  const auto size = static_cast<size_t>(status.st_size);
+  void* mapping = nullptr;
+  if (is_regular && size > 0) {
+    mapping = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+  }
+  const int error = errno;
+  ::close(file);
+  if (!is_regular) return InvalidInput("not a regular file", path);
+  if (mapping == MAP_FAILED) return SystemError("cannot map", path, error);
   MappedFile opened;
   opened.path_ = path;
-  // A pipe without a writer would be waited for.
-  opened.file_ = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (opened.file_ < 0) return SystemError("cannot open", path, errno);
-  struct stat status = {};
-  if (::fstat(opened.file_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    return InvalidInput("not a regular file", path);
+  opened.device_ = status.st_dev;
+  opened.inode_ = status.st_ino;
+  if (mapping != nullptr) {
+    opened.bytes_ = {static_cast<const std::byte*>(mapping), size};
   }
-  if (status.st_size == 0) return opened;
-  const auto size = static_cast<size_t>(status.st_size);
-  void* const mapping =
-      ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, opened.file_, 0);
-  if (mapping == MAP_FAILED) return SystemError("cannot map", path, errno);
-  opened.bytes_ = {static_cast<const std::byte*>(mapping), size};
   return opened;
 }
 
 Result<void> MappedFile::CheckWhole() const {
   struct stat status = {};
-  if (::fstat(file_, &status) != 0) {
-    return SystemError("cannot read", path_, errno);
+  // Of a file that was replaced or removed the mapping has the old one, whole.
+  if (::stat(path_.c_str(), &status) != 0 || status.st_dev != device_ ||
+      status.st_ino != inode_ || status.st_size >= std::ssize(bytes_)) {
+    return {};
   }
-  if (status.st_size >= std::ssize(bytes_)) return {};
   return Error{ErrorCode::kUnavailable,
                "has become shorter while it was read: " +
                    std::to_string(status.st_size) + " bytes of " +

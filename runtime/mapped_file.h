@@ -1,6 +1,8 @@
 #pragma once
 // A file mapped into memory, to be read: only what is touched is loaded.
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <span>
 #include <string>
@@ -31,7 +33,8 @@ class MappedFile {
   MappedFile() = default;
 
   std::string path_;
-  int file_ = -1;
+  dev_t device_ = 0;  // of the file, as is `inode_`
+  ino_t inode_ = 0;
   std::span<const std::byte> bytes_;
 };
 

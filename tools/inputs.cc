@@ -358,14 +358,19 @@ Result<Plan> PlanOrDataParallel(const Inputs& inputs) {
   return plan;
 }
 
-void WarnOfIdle(const Plan& plan, Inputs& inputs, const std::string& path) {
+std::string IdleText(const Plan& plan, const Cluster& cluster) {
   const size_t used = World(plan).devices.size();
-  const size_t devices = inputs.cluster.devices.size();
-  if (used == devices) return;
-  inputs.warnings.push_back(
-      (path.empty() ? "" : path + ": ") + "the plan uses " +
-      std::to_string(used) + " of the " + std::to_string(devices) +
-      " devices of cluster '" + inputs.cluster.name + "'");
+  const size_t devices = cluster.devices.size();
+  if (used == devices) return "";
+  return "the plan uses " + std::to_string(used) + " of the " +
+         std::to_string(devices) + " devices of cluster '" + cluster.name +
+         "'";
+}
+
+void WarnOfIdle(const Plan& plan, Inputs& inputs, const std::string& path) {
+  const std::string text = IdleText(plan, inputs.cluster);
+  if (text.empty()) return;
+  inputs.warnings.push_back((path.empty() ? "" : path + ": ") + text);
 }
 
 void PrintWarnings(const Inputs& inputs) {

@@ -61,8 +61,10 @@ Result<Plan> ReadPlanFor(const std::string& path, const Graph& graph,
 // The plan of `inputs`, else data parallelism over the whole cluster.
 Result<Plan> PlanOrDataParallel(const Inputs& inputs);
 
-// Adds a warning, which names the plan's file if `path` does, where the plan
-// leaves devices of the cluster without work.
+// Says that the plan leaves devices of the cluster without work; empty where it
+// leaves none.
+std::string IdleText(const Plan& plan, const Cluster& cluster);
+// The same as a warning, which names the plan's file if `path` does.
 void WarnOfIdle(const Plan& plan, Inputs& inputs, const std::string& path = "");
 
 // "tessera: warning: ..." lines on standard error.

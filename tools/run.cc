@@ -187,11 +187,10 @@ Result<void> WriteLearned(const Options& options, const Job& job,
   const Inputs& inputs = job.inputs;
   const Pricer pricer(inputs.graph, inputs.cluster, inputs.profile_or_null(),
                       PricerOptionsOf(options.training));
-  TESSERA_TRY(ProfileDb before, ProfileToExtend(path, OriginOfJob(job)));
-  ProfileDb learned =
+  const ProfileDb learned =
       Learn(pricer, tasks, report.comparisons, OriginOfJob(job));
-  learned.rows.merge(before.rows);
-  return WriteProfile(path, learned);
+  TESSERA_RETURN_IF_ERROR(ExtendProfile(path, /*known=*/{}, learned));
+  return {};
 }
 
 // What a rank of the job and that of --check train alike.

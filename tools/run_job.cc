@@ -421,7 +421,7 @@ Result<void> CheckPlanRuns(const Options& options, const Job& job) {
 }
 
 // Of weights whose family gives every expert all of its tokens, where the model
-// has no room for all and nobody has said so.
+// has no room for all and --set does not say so.
 void WarnOfDroppedTokens(const Options& options, Inputs& inputs) {
   constexpr char kFactor[] = "expert_capacity_factor";
   if (!IsHuggingFace(options.model) || inputs.overrides.contains(kFactor)) {

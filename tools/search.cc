@@ -269,11 +269,10 @@ Result<int> RunSearch(const Options& options) {
   search.candidates = static_cast<size_t>(std::max(1, options.confirm));
   search.share_links = options.confirm > 0;
   search.stop = &CatchInterrupts();
-  search.more_starts = [&](Duration best, double seconds) {
-    return PlansOnParts(inputs.graph, inputs.cluster, best,
-                        {inputs.profile_or_null(), options.training,
-                         search.threads, seconds, search.stop});
-  };
+  search.more_starts =
+      StartsOnParts(inputs.graph, inputs.cluster,
+                    {inputs.profile_or_null(), options.training, search.threads,
+                     search.stop});
   if (!options.output.empty()) {
     // So that what is killed leaves what it had. Whether the file can be
     // written is told at the end.

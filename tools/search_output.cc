@@ -11,6 +11,7 @@
 #include "planner/search/baselines.h"
 #include "planner/search/explain.h"
 #include "planner/search/move.h"
+#include "tools/inputs.h"
 #include "tools/step_report.h"
 #include "tools/text.h"
 
@@ -299,6 +300,10 @@ std::string SearchText(const Options& options, const SearchAnswer& answer) {
       BoundText(inputs.cluster, answer.bound, answer.step.step_time);
   if (chosen.score.feasible && !within.empty()) {
     text += "  " + Wrap(within, 4) + "\n";
+  }
+  if (const std::string idle = IdleText(chosen.plan, inputs.cluster);
+      !idle.empty()) {
+    text += "  " + idle + "\n";
   }
   text += "  " + std::to_string(result.proposals) + " proposals in " +
           FormatTime(result.seconds) + " (" +

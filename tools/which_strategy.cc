@@ -326,11 +326,10 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
     search.share_links = true;
     search.candidates = kCandidates;
     search.stop = &interrupted;
-    search.more_starts = [&](Duration best, double seconds) {
-      return PlansOnParts(inputs.graph, inputs.cluster, best,
-                          {inputs.profile_or_null(), options.training,
-                           search.threads, seconds, search.stop});
-    };
+    search.more_starts =
+        StartsOnParts(inputs.graph, inputs.cluster,
+                      {inputs.profile_or_null(), options.training,
+                       search.threads, search.stop});
     for (const FoundPlan& answer : plans) search.starts.push_back(answer.plan);
     auto result = Search(space, evaluator, search);
     if (!result && interrupted) {

@@ -85,6 +85,7 @@ class Evaluator : public Objective {
   Score BoundUniform(const GraphIndex& index, const Strategy& strategy,
                      Bound bound) const override;
   // Of graphs with so many unlike blocks that bounds take as long as prices.
+  bool EstimatesUniform() const override { return Estimates() != nullptr; }
   std::optional<Score> EstimateUniform(const GraphIndex& index,
                                        const Strategy& strategy,
                                        Bound bound) const override;

@@ -1,5 +1,6 @@
 #include "costmodel/memory/overhead.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -8,14 +9,26 @@
 namespace tessera {
 namespace {
 
-// What an axis may split, as bits.
-enum Split : uint8_t { kSamples = 1, kExperts = 2, kSequence = 4, kOther = 8 };
+// What an axis may split, as bits. Heads and keys of attention tell no axes
+// apart: tensor and context parallelism both may split them.
+enum Split : uint8_t {
+  kNothing = 0,
+  kSamples = 1,
+  kExperts = 2,
+  kSequence = 4,
+  kWeights = 8,
+};
 
-Split SplitOf(const GraphIndex& index, NodeId node, int factor) {
-  if (factor == index.SampleFactor(node)) return kSamples;
-  if (factor == index.ExpertFactor(node)) return kExperts;
-  if (factor == index.SequenceFactor(node)) return kSequence;
-  return kOther;
+Split SplitOf(const GraphIndex& index, NodeId id, int factor) {
+  if (factor == index.SampleFactor(id)) return kSamples;
+  if (factor == index.ExpertFactor(id)) return kExperts;
+  if (factor == index.SequenceFactor(id)) return kSequence;
+  const Graph& graph = *index.graph;
+  const auto is_weight = [&](TensorId operand) {
+    return graph.tensor(operand).kind == TensorKind::kWeight;
+  };
+  return std::ranges::any_of(graph.node(id).operands, is_weight) ? kWeights
+                                                                 : kNothing;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
 #include "costmodel/whatif/degrade.h"
+#include "planner/base/threads.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/search_clock.h"
 #include "planner/search/sweep.h"
@@ -34,9 +35,9 @@ std::optional<Candidate> BestUniform(const Graph& graph, const Cluster& part,
   const Evaluator evaluator(graph, part, options.profile, options.training,
                             Evaluator::kMostInSearch);
   const auto stop = [&] { return clock.StoppedOrPast(1); };
-  SweepResult swept =
-      Sweep(space, evaluator, UniformStrategies(space), 1, options.threads,
-            stop, nullptr, Score{best, {}, /*feasible=*/true});
+  SweepResult swept = Sweep(space, evaluator, UniformStrategies(space), 1,
+                            ThreadCount(options.threads), stop, nullptr,
+                            Score{best, {}, /*feasible=*/true});
   if (swept.best.empty() || !swept.best[0].score.feasible ||
       swept.best[0].score.step_time >= best) {
     return std::nullopt;
@@ -65,11 +66,12 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
   const size_t count = cluster.devices.size();
   std::set<int> types;
   for (const Device& device : cluster.devices) types.insert(device.type);
-  for (const int type : types) {
-    if (types.size() == 1) break;
-    ClusterSubset& part = parts.emplace_back();
-    for (const Device& device : cluster.devices) {
-      part.push_back(device.type == type);
+  if (types.size() > 1) {
+    for (const int type : types) {
+      ClusterSubset& part = parts.emplace_back();
+      for (const Device& device : cluster.devices) {
+        part.push_back(device.type == type);
+      }
     }
   }
   const auto divides = [&](size_t devices) {
@@ -82,13 +84,15 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
 }
 
 std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
-                               Duration best, const PartOptions& options) {
-  const SearchClock clock(options.seconds, options.stop);
+                               Duration best, double seconds,
+                               const PartOptions& options) {
+  const SearchClock clock(seconds, options.stop);
   std::vector<Plan> plans;
   // Whether it is better than all before.
   const auto look_at = [&](const ClusterSubset& part, double worth) {
     if (clock.StoppedOrPast(1)) return false;
     const Cluster alone = OnlyDevices(cluster, part);
+    if (!Validate(alone).empty()) return false;  // some do not reach others
     if (options.profile == nullptr &&
         LowerBound(graph, alone, options.training).step_time.seconds() >=
             worth * best.seconds()) {
@@ -102,15 +106,24 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
                 cluster, part));
     return true;
   };
-  for (const ClusterSubset& part : LikelyParts(cluster, graph.global_batch)) {
-    look_at(part, 1);
-  }
+  const std::vector<ClusterSubset> likely =
+      LikelyParts(cluster, graph.global_batch);
+  for (const ClusterSubset& part : likely) look_at(part, 1);
   if (options.profile != nullptr) return plans;
   const size_t count = cluster.devices.size();
   for (size_t half = count / 2; half > 0; half /= 2) {
-    if (!look_at(First(half, count), kWorthHalving)) break;
+    const ClusterSubset part = First(half, count);
+    if (std::ranges::find(likely, part) != likely.end()) continue;
+    if (!look_at(part, kWorthHalving)) break;
   }
   return plans;
+}
+
+std::function<std::vector<Plan>(Duration best, double seconds)> StartsOnParts(
+    const Graph& graph, const Cluster& cluster, const PartOptions& options) {
+  return [&graph, &cluster, options](Duration best, double seconds) {
+    return PlansOnParts(graph, cluster, best, seconds, options);
+  };
 }
 
 }  // namespace tessera

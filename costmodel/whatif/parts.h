@@ -6,6 +6,7 @@
 // strategy of the whole cluster says them.
 
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "costmodel/profile/profile_db.h"
@@ -18,8 +19,7 @@ namespace tessera {
 struct PartOptions {
   const ProfileDb* profile = nullptr;  // may be null
   TrainingOptions training;
-  int threads = 0;
-  double seconds = 0;  // to be done in; 0: without end
+  int threads = 0;  // 0: as many as the machine runs at once
   const std::atomic<bool>* stop = nullptr;
 };
 
@@ -35,8 +35,15 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
 // `best`, for the ranks of the whole cluster. Then on half of the devices, half
 // of these, and so on, as long as it is faster than all before, and where a
 // step may take a fifth less there. Without a profile alone: with one nothing
-// says what a step takes at least. REQUIRES: `graph` is differentiated.
+// says what a step takes at least. Done in `seconds`; 0: without end. What a
+// search is constrained to is not known here. REQUIRES: `graph` is
+// differentiated.
 std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
-                               Duration best, const PartOptions& options);
+                               Duration best, double seconds,
+                               const PartOptions& options);
+
+// The same as SearchOptions::more_starts. `graph` and `cluster` outlive it.
+std::function<std::vector<Plan>(Duration best, double seconds)> StartsOnParts(
+    const Graph& graph, const Cluster& cluster, const PartOptions& options);
 
 }  // namespace tessera

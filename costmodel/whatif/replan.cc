@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "costmodel/evaluate/evaluator.h"
-#include "costmodel/whatif/parts.h"
 #include "planner/base/format.h"
 #include "planner/plan/idle_keys.h"
 #include "planner/search/mcmc.h"
@@ -42,11 +41,6 @@ Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
   search.progress = [&](const SearchProgress& progress) {
     predict.watch.Tell("planning for " + of.cluster.name + ": " +
                        ProgressText(progress, options.proposals));
-  };
-  search.more_starts = [&](Duration best, double seconds) {
-    return PlansOnParts(*of.graph, of.cluster, best,
-                        {predict.profile, predict.training, search.threads,
-                         seconds, search.stop});
   };
   if (!of.strategy.empty()) {
     if (const auto own = ReadStrategy(of.strategy)) {

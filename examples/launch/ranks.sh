@@ -19,8 +19,9 @@ export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-29500}
 export WORLD_SIZE=$((NODES * ranks)) LOCAL_WORLD_SIZE=$ranks
 
 pids=()
+signalled=0
 end() { kill -s TERM "${pids[@]}" 2>/dev/null; }
-trap end INT TERM HUP
+trap 'end; signalled=1' INT TERM HUP
 for ((local = 0; local < ranks; ++local)); do
   RANK=$((NODE_RANK * ranks + local)) LOCAL_RANK=$local "$@" </dev/null &
   pids+=($!)
@@ -31,6 +32,10 @@ code=0
 while ((${#pids[@]} > 0)); do
   ended=0
   wait -n "${pids[@]}" || ended=$?
+  if ((signalled)); then
+    signalled=0
+    continue
+  fi
   alive=()
   for pid in "${pids[@]}"; do
     kill -0 "$pid" 2>/dev/null && alive+=("$pid")

@@ -93,9 +93,15 @@ int RenameToNew(const std::string& from, const std::string& to) {
   }
   // Of file systems that cannot (NFS) some have links.
   if (errno != EINVAL && errno != ENOSYS) return errno;
-  if (::link(from.c_str(), to.c_str()) != 0) return errno;
-  ::unlink(from.c_str());
-  return 0;
+  if (::link(from.c_str(), to.c_str()) == 0) {
+    ::unlink(from.c_str());
+    return 0;
+  }
+  if (errno == EEXIST) return errno;
+  // Others have neither: the name is taken first.
+  const Descriptor taken(
+      ::open(to.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
+  return taken.is_open() ? Rename(from, to) : errno;
 }
 
 }  // namespace

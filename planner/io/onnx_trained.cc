@@ -307,10 +307,13 @@ void Walk::FindRows() {
         !AreRead(tensor.name, reads_rows)) {
       continue;
     }
+    const auto is_batch = [&](size_t d) {
+      return tensor.dims.size() >= 2 && tensor.dims[d] == sizes_.batch;
+    };
+    if (!is_batch(0) && !is_batch(1)) continue;
     const std::vector<double> numbers = tensor.Values();
     for (const size_t d : {0, 1}) {
-      if (tensor.dims.size() < 2 || tensor.dims[d] != sizes_.batch ||
-          !AreEqualAlong(tensor.dims, numbers, d)) {
+      if (!is_batch(d) || !AreEqualAlong(tensor.dims, numbers, d)) {
         continue;
       }
       OnnxNode& expand = parts_.emplace_back();

@@ -549,9 +549,6 @@ Result<SearchResult> Search(const SearchSpace& space,
     if (best.shared) PriceShared(objective, tidy);
     if (!Better(best.score(), tidy.score())) best = std::move(tidy);
   }
-  result.best = best.plan;
-  result.evaluation = best.evaluation;
-
   std::vector<FoundPlan> others = {walk.start()};
   for (const Chain& chain : walk.chains()) {
     std::ranges::copy(chain.bests(), std::back_inserter(others));
@@ -565,9 +562,14 @@ Result<SearchResult> Search(const SearchSpace& space,
     if (walk.shares_links()) {
       if (!stop()) PriceShared(objective, found);
       if (!found.shared && !Better(found.score(), best.score())) continue;
+      if (found.shared && Better(found.score(), best.score())) {
+        std::swap(found, best);
+      }
     }
     others.push_back(std::move(found));
   }
+  result.best = best.plan;
+  result.evaluation = best.evaluation;
   result.candidates =
       BestOf(std::move(best), std::move(others), options.candidates);
   for (FoundPlan& candidate : result.candidates) {

@@ -62,7 +62,7 @@ inline constexpr double kApart = 0.005;  // of candidates, of the step time
 inline constexpr double kBehind = 0.1;   // the best of other forms, likewise
 inline constexpr double kShared = 0.01;  // of the step time
 
-// Whether more than kShared of its step is known to be lost so.
+// Whether more than kShared of its step is known to be lost on shared links.
 bool LosesOnLinks(const FoundPlan& found);
 
 struct SearchOptions {

@@ -110,8 +110,10 @@ class Objective {
   virtual Score BoundUniform(const GraphIndex&, const Strategy&, Bound) const {
     return {Duration{}, Bytes{}, /*feasible=*/true};
   }
+  // Whether bounds take as long as prices, and estimates do not.
+  virtual bool EstimatesUniform() const { return false; }
   // What such a bound would be, as far as a sample of the graph says: it may be
-  // better or worse than the score. Nothing where bounds are as quick to find.
+  // better or worse than the score. Nothing where that is not known.
   virtual std::optional<Score> EstimateUniform(const GraphIndex&,
                                                const Strategy&, Bound) const {
     return std::nullopt;

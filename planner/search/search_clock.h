@@ -1,6 +1,7 @@
 #pragma once
 // SearchClock: how far a search's time has come. Thread-safe.
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 
@@ -26,6 +27,11 @@ class SearchClock {
   bool Past(double part, double ahead = 0) const {
     return time_limit_ > 0 &&
            Seconds() + ahead >= part * (time_limit_ - reserved_);
+  }
+  // Seconds up to there, of what is not past some at least; without a limit 0.
+  double SecondsTo(double part) const {
+    if (time_limit_ == 0) return 0;
+    return std::max(1e-3, part * (time_limit_ - reserved_) - Seconds());
   }
   bool StoppedOrPast(double part) const { return Stopped() || Past(part); }
 

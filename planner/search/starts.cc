@@ -28,11 +28,13 @@ namespace {
 constexpr int kRandomMoves = 64;
 
 // The parts of a time limit after which baselines, bounds of uniform
-// strategies, plans that are fitted and plans of the caller's end.
+// strategies, plans that are fitted, plans of the caller's and orders of
+// actions end.
 constexpr double kBaselinesEnd = 0.1;
 constexpr double kBoundsEnd = 0.3;
 constexpr double kFittedEnd = 0.6;
 constexpr double kMoreEnd = 0.7;
+constexpr double kOrdersEnd = 0.75;
 // And where nothing else fits, plans that offload: all but what printing takes.
 constexpr double kOffloadEnd = 0.9;
 
@@ -84,6 +86,9 @@ class AllowedObjective : public Objective {
   Score BoundUniform(const GraphIndex& index, const Strategy& strategy,
                      Bound bound) const override {
     return objective_.BoundUniform(index, strategy, bound);
+  }
+  bool EstimatesUniform() const override {
+    return objective_.EstimatesUniform();
   }
   std::optional<Score> EstimateUniform(const GraphIndex& index,
                                        const Strategy& strategy,
@@ -359,9 +364,8 @@ class StartFinder {
                ? Score()
                : ScoreOf(objective_.Evaluate(starts_.ranked[0]));
   }
-  void PutFirst(Plan plan) { PutAt(0, std::move(plan)); }
-  void PutAt(int place, Plan plan) {
-    starts_.ranked.insert(starts_.ranked.begin() + place, std::move(plan));
+  void PutFirst(Plan plan) {
+    starts_.ranked.insert(starts_.ranked.begin(), std::move(plan));
     starts_.ranked.resize(std::min(starts_.ranked.size(), count_));
   }
 
@@ -519,7 +523,7 @@ class StartFinder {
     // Walks change the microbatches of a named schedule, and of no table.
     Plan named = unlike[0].plan;
     for (size_t u = unlike.size(); u-- > 0;) {
-      auto ordered = WithOrders(unlike[u].plan);
+      auto ordered = WithOrders(unlike[u].plan, kFittedEnd);
       if (ordered) unlike.push_back(*std::move(ordered));
     }
     std::ranges::stable_sort(unlike,
@@ -538,17 +542,13 @@ class StartFinder {
         clock_.StoppedOrPast(kMoreEnd)) {
       return;
     }
-    const double limit = options_.time_limit;
-    const double seconds = limit > 0 ? kMoreEnd * limit - clock_.Seconds() : 0;
-    for (Plan& plan : options_.more_starts(best.step_time, seconds)) {
+    for (Plan& plan :
+         options_.more_starts(best.step_time, clock_.SecondsTo(kMoreEnd))) {
       if (!MakeCanonical(space_, plan) || !Allowed(space_, plan)) continue;
       FoundPlan found = Priced(std::move(plan));
       if (!Better(ScoreOf(found.evaluation), ScoreOfBest())) continue;
       starts_.priced.push_back(found);
-      // What is little better may lose more on shared links.
-      const double time = found.evaluation.step_time.seconds();
-      const bool far = (1 + kBehind) * time < ScoreOfBest().step_time.seconds();
-      PutAt(far ? 0 : 1, std::move(found.plan));
+      PutFirst(std::move(found.plan));
     }
   }
 
@@ -556,7 +556,7 @@ class StartFinder {
   void MakeOrders() {
     std::vector<Plan>& ranked = starts_.ranked;
     for (size_t r = 0; r < std::min(ranked.size(), kMostOrdered); ++r) {
-      auto ordered = WithOrders(ranked[r]);
+      auto ordered = WithOrders(ranked[r], kOrdersEnd);
       if (!ordered) continue;
       const bool first = Better(ScoreOf(ordered->evaluation), ScoreOfBest());
       starts_.priced.push_back(
@@ -565,8 +565,8 @@ class StartFinder {
     }
   }
   // Nothing where that makes it no better.
-  std::optional<FoundPlan> WithOrders(const Plan& plan) {
-    auto ordered = BetterOrders(space_, objective_, plan, After(kFittedEnd));
+  std::optional<FoundPlan> WithOrders(const Plan& plan, double end) {
+    auto ordered = BetterOrders(space_, objective_, plan, After(end));
     if (!ordered) return std::nullopt;
     return Priced(*std::move(ordered));
   }
@@ -574,7 +574,8 @@ class StartFinder {
   // Where the best loses time on shared links, what is best with that comes
   // first, of all plans that are known.
   void RankOnLinks() {
-    if (!options_.share_links || starts_.ranked.empty()) return;
+    const auto stop = After(kOrdersEnd);
+    if (!options_.share_links || starts_.ranked.empty() || stop()) return;
     FoundPlan best = Priced(starts_.ranked[0]);
     PriceShared(objective_, best);
     if (!LosesOnLinks(best)) return;
@@ -591,7 +592,6 @@ class StartFinder {
     std::ranges::stable_sort(all, [](const FoundPlan* a, const FoundPlan* b) {
       return Better(a->evaluation, b->evaluation);
     });
-    const auto stop = After(kFittedEnd);
     for (FoundPlan* found : all) {
       if (stop() || !may_be_best(*found)) break;
       PriceShared(objective_, *found);

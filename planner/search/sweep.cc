@@ -30,9 +30,9 @@ bool Before(const Scored& a, const Scored& b) {
 }
 
 // In which strategies get their first bounds, where there may not be time for
-// all: those of the smallest microbatches, since what fits, if anything does,
-// is among them; of the middle ones; of those in the middle of each half; and
-// so on. Bounds of equal microbatches share tables.
+// all: first those of the smallest microbatches, since what fits, if anything
+// does, is among them, then of sizes ever closer to each other. Bounds of equal
+// microbatches share tables.
 std::vector<size_t> GuessingOrder(const std::vector<Strategy>& strategies) {
   std::vector<int> sizes;
   for (const Strategy& strategy : strategies) sizes.push_back(strategy.mbs);
@@ -80,6 +80,7 @@ class Sweeper {
   // is better than what was found. Those that it knows nothing of are left out,
   // and those whose turn comes when it is `late`.
   void Run(Bound first, const Guess& guess, const std::function<bool()>& late) {
+    result_.closely = 0;
     GuessAll(first, guess, late);
     OnThreads(threads_, [&] {
       while (count_ > 0 && !stop_()) {
@@ -191,12 +192,14 @@ SweepResult Sweep(const SearchSpace& space, const Objective& objective,
   const auto late = stop_bounding ? stop_bounding : never;
   Sweeper sweeper(space, objective, strategies, count, threads,
                   stop ? stop : never, than);
-  sweeper.Run(
-      Bound::kLoose,
-      [&](const Strategy& strategy, Bound bound) {
-        return objective.EstimateUniform(space.index, strategy, bound);
-      },
-      never);
+  if (objective.EstimatesUniform()) {
+    sweeper.Run(
+        Bound::kLoose,
+        [&](const Strategy& strategy, Bound bound) {
+          return objective.EstimateUniform(space.index, strategy, bound);
+        },
+        late);
+  }
   sweeper.Run(
       Bound::kLoose,
       [&](const Strategy& strategy, Bound bound) {

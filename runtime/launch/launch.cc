@@ -677,7 +677,9 @@ class Job {
     bool bad_input = false;
     for (size_t r = 0; r < ranks_.size(); ++r) {
       const int status = ranks_[r].status;
-      if (!Failed(status)) continue;
+      if (!Failed(status) || (interrupt_ != 0 && IsInterrupted(status))) {
+        continue;
+      }
       const bool is_2 = WIFEXITED(status) && WEXITSTATUS(status) == 2;
       const bool killed_for_it =
           killed_ && r != *first_failed_ && WIFSIGNALED(status);

@@ -27,8 +27,8 @@ grep -q "cannot run: group all: needs" "$work/stderr" ||
   >"$work/one.json" 2>"$work/stderr"
 json 'j["losses"][7] < j["losses"][0]' "$work/one.json" >/dev/null
 # Each rank looks up the whole batch in tables of its own.
-"$tessera" search "${model[@]}" --cluster local-cpu:2 --proposals 0 \
-  --space dp -o "$work/whole.json" >/dev/null 2>&1
+"$tessera" simulate "${model[@]}" --cluster local-cpu:2 --strategy dp=2 \
+  --plan-out "$work/whole.json" >/dev/null 2>&1
 python3 - "$work/whole.json" "$work/placed.json" <<'END'
 import json, sys
 plan = json.load(open(sys.argv[1]))

@@ -247,3 +247,8 @@ fails 2 "breaks --fix h.0.attn=tp:3" search "${tiny[@]}" "${cluster[@]}" \
 echo "spaze dp" >"$work/wrong"
 fails 2 "wrong:1: unknown constraint 'spaze'" search "${tiny[@]}" \
   "${cluster[@]}" --proposals 1 --constraints "$work/wrong"
+
+# Devices that hold the others up are left out, and counted.
+"$tessera" search "${tiny[@]}" --cluster dgx-h100:1x2+titan-rtx-pair:1 \
+  --proposals 8 --prefer fastest >"$work/stdout" 2>/dev/null
+grep -q "the plan uses [12] of the 4 devices of cluster" "$work/stdout"

@@ -5,11 +5,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <span>
 
 #include "planner/base/element_count.h"
+#include "runtime/checksums.h"
 #include "runtime/loss_scale.h"
 #include "tests/support/tiny_training.h"
 
@@ -213,6 +217,26 @@ TEST(MixedPrecision, ResumeIsExact) {
 
 // A scale at which the gradients overflow is halved, step by step, while the
 // weights stay as they are; then training goes on as if nothing had been.
+// Makes the checksums of a checkpoint that was changed those of what it has.
+void Reseal(std::string& checkpoint) {
+  uint64_t header = 0;
+  std::memcpy(&header, checkpoint.data(), sizeof(header));
+  const size_t begin = sizeof(header) + header;
+  // The last tensor: the header's checksum, then one for each block before it.
+  constexpr size_t kBlock = kChecksumBlock;
+  size_t end = checkpoint.size() - sizeof(uint32_t);
+  while ((end - begin + kBlock - 1) / kBlock * sizeof(uint32_t) !=
+         checkpoint.size() - sizeof(uint32_t) - end) {
+    end -= sizeof(uint32_t);
+  }
+  for (size_t at = begin, k = 1; at < end; at += kBlock, ++k) {
+    const uint32_t checksum = Crc32(std::as_bytes(
+        std::span(checkpoint).subspan(at, std::min(kBlock, end - at))));
+    std::memcpy(checkpoint.data() + end + k * sizeof(checksum), &checksum,
+                sizeof(checksum));
+  }
+}
+
 TEST(MixedPrecision, OverflowSkipsStepsOnAllRanks) {
   const Graph graph = ImportTiny(TinyGpt2(2, 4), 4, 8, DType::kFloat16);
   for (const char* strategy : {"dp=2,tp=1,pp=1", "dp=1,tp=1,pp=2,mbs=2"}) {
@@ -232,6 +256,7 @@ TEST(MixedPrecision, OverflowSkipsStepsOnAllRanks) {
     start.replace(
         place, sizeof(raised),
         std::string(reinterpret_cast<const char*>(&raised), sizeof(raised)));
+    Reseal(start);
     std::ofstream(path, std::ios::binary) << start;
 
     TinyRun run;

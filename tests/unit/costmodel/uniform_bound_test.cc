@@ -434,6 +434,7 @@ class Misled : public Objective {
                      Bound bound) const override {
     return evaluator_.BoundUniform(index, strategy, bound);
   }
+  bool EstimatesUniform() const override { return true; }
   std::optional<Score> EstimateUniform(const GraphIndex&,
                                        const Strategy& strategy,
                                        Bound bound) const override {

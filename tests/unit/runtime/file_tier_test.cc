@@ -91,7 +91,7 @@ TEST_P(FileTierTest, OddSizesComeBack) {
   }
 }
 
-TEST_P(FileTierTest, WhatIsDroppedFromTheCacheComesBack) {
+TEST_P(FileTierTest, DroppingTheCacheKeepsWhatWasWritten) {
   constexpr int64_t kBytes = 3 * FileTier::kRequestBytes;
   const FileTier::Transfer out = {0, Filled(kBytes, 7), kBytes};
   const FileTier::Transfer in = {0, Filled(kBytes, 8), kBytes};

@@ -4,11 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/degrade.h"
 #include "planner/io/importer.h"
+#include "planner/plan/stages.h"
+#include "planner/plan/strategy.h"
 #include "planner/plan/validate.h"
 #include "planner/search/mcmc.h"
 #include "planner/topology/topologies.h"
@@ -66,9 +70,7 @@ Found Search(const Graph& graph, const Cluster& cluster, size_t first) {
     options.threads = 1;
     if (parts) {
       options.more_starts = [&](Duration best, double seconds) {
-        PartOptions on_parts;
-        on_parts.seconds = seconds;
-        const auto plans = PlansOnParts(graph, on, best, on_parts);
+        const auto plans = PlansOnParts(graph, on, best, seconds, {});
         for (const Plan& plan : plans) {
           EXPECT_TRUE(Validate(graph, on, plan).empty());
           const Duration time = evaluator.Evaluate(plan).step_time;
@@ -104,6 +106,48 @@ TEST(PlansOnParts, AreAsFastAsOnThePartAlone) {
   EXPECT_GE(improved, 2);
 }
 
+// A batch of 4 on 8 devices: half of them are what divides the batch, and half
+// of that is looked at as well. Of so small a model one device is best.
+TEST(PlansOnParts, GoOnBehindAHalfThatDividesTheBatch) {
+  const Graph graph = Gpt2(4);
+  const Cluster cluster = MakeCluster("titan-rtx-pair:4").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const auto score = evaluator.EvaluateUniform(
+      GraphIndex(graph), cluster, ParseStrategy("tp=4,dp=2,mbs=2").value());
+  const auto plans = PlansOnParts(graph, cluster, score->step_time, 0, {});
+  size_t fewest = 8;
+  for (const Plan& plan : plans) {
+    fewest = std::min(fewest, World(plan).devices.size());
+  }
+  EXPECT_LT(fewest, 4u);
+}
+
+// Two devices that reach each other only by one of another type.
+TEST(PlansOnParts, PassOverDevicesThatDoNotReachEachOther) {
+  const Cluster cluster = MakeCluster("pcie-a100:1x4").value();
+  Cluster chain = cluster;
+  chain.device_types.push_back(cluster.device_types[0]);
+  chain.device_types[1].name = "other";
+  chain.vertices.clear();
+  chain.devices.clear();
+  chain.links.clear();
+  for (int number = 0; number < 3; ++number) {
+    const VertexId vertex = cluster.devices[static_cast<size_t>(number)].vertex;
+    chain.vertices.push_back(cluster.vertices[vertex.index()]);
+    chain.devices.push_back({number == 1 ? 1 : 0, VertexId(number), 0});
+  }
+  for (const auto& [from, to] :
+       {std::pair(0, 1), std::pair(1, 0), std::pair(1, 2), std::pair(2, 1)}) {
+    chain.links.push_back({VertexId(from), VertexId(to), 0});
+  }
+  ASSERT_TRUE(Validate(chain).empty()) << Validate(chain)[0].ToString();
+  const Graph graph = Gpt2(6);
+  for (const Plan& plan :
+       PlansOnParts(graph, chain, Duration::FromSeconds(1), 0, {})) {
+    EXPECT_TRUE(Validate(graph, chain, plan).empty());
+  }
+}
+
 // What takes all devices' time on half of them takes twice as long at least.
 TEST(PlansOnParts, AreNoneWhereAllDevicesAreBusy) {
   const Graph graph = Gpt2(4096);
@@ -111,7 +155,7 @@ TEST(PlansOnParts, AreNoneWhereAllDevicesAreBusy) {
   const Evaluator evaluator(graph, cluster, nullptr, {});
   const auto score = evaluator.EvaluateUniform(
       GraphIndex(graph), cluster, ParseStrategy("dp=8,mbs=512").value());
-  EXPECT_TRUE(PlansOnParts(graph, cluster, score->step_time, {}).empty());
+  EXPECT_TRUE(PlansOnParts(graph, cluster, score->step_time, 0, {}).empty());
 }
 
 }  // namespace
