@@ -38,10 +38,7 @@ std::optional<Candidate> BestUniform(const Graph& graph, const Cluster& part,
   SweepResult swept = Sweep(space, evaluator, UniformStrategies(space), 1,
                             ThreadCount(options.threads), stop, nullptr,
                             Score{best, {}, /*feasible=*/true});
-  if (swept.best.empty() || !swept.best[0].score.feasible ||
-      swept.best[0].score.step_time >= best) {
-    return std::nullopt;
-  }
+  if (swept.best.empty()) return std::nullopt;
   return std::move(swept.best[0]);
 }
 

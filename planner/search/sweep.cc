@@ -161,6 +161,7 @@ class Sweeper {
     const auto score = objective_.EvaluateUniform(space_.index, *space_.cluster,
                                                   strategies_[number]);
     if (!score) return;
+    if (than_ && !Better(*score, *than_)) return;
     const Scored found = {*score, number};
     const std::lock_guard lock(mutex_);
     best_.insert(std::ranges::lower_bound(best_, found, Before), found);

@@ -40,8 +40,8 @@ struct SweepResult {
 // The `count` best of `strategies` that give valid plans, or all where there
 // are fewer. Stops early when `stop`, which may be empty, says so (called from
 // any thread): then the result is the best of what was priced. Likewise what
-// has no loose bound when `stop_bounding` says so is left out. Only what may be
-// better than `than` is priced. Otherwise the same on any number of threads,
+// has no loose bound when `stop_bounding` says so is left out. What is no
+// better than `than` is left out. Otherwise the same on any number of threads,
 // but for `closely` and `priced`.
 SweepResult Sweep(const SearchSpace& space, const Objective& objective,
                   const std::vector<Strategy>& strategies, size_t count,

@@ -469,6 +469,29 @@ TEST(Sweep, FindsTheSameWhateverEstimatesSay) {
   }
 }
 
+TEST(Sweep, LeavesOutWhatIsNoBetter) {
+  const Graph graph = Gpt2(DType::kFloat32, 32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const std::vector<Strategy> strategies = UniformStrategies(space);
+  const SweepResult all = Sweep(space, evaluator, strategies, 20, 1, nullptr);
+  const Score than = all.best[10].score;
+  const auto better =
+      std::ranges::count_if(all.best, [&](const Candidate& candidate) {
+        return Better(candidate.score, than);
+      });
+  ASSERT_GT(better, 0);
+  for (const int threads : {1, 3}) {
+    const SweepResult swept = Sweep(space, evaluator, strategies, 20, threads,
+                                    nullptr, nullptr, than);
+    ASSERT_EQ(std::ssize(swept.best), better);
+    for (size_t i = 0; i < swept.best.size(); ++i) {
+      EXPECT_EQ(swept.best[i].strategy, all.best[i].strategy) << i;
+    }
+  }
+}
+
 // Of a graph whose blocks are all in the sample an estimate is the bound; of a
 // graph of unlike blocks it is near it: one of 32 sizes stands for a block, of
 // which most are less than a tenth apart.
