@@ -2,23 +2,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <numeric>
 #include <string>
 
+#include "planner/base/element_count.h"
 #include "planner/ir/op.h"
 
 namespace tessera {
-namespace {
-
-int64_t Elements(const Shape& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1},
-                         std::multiplies<>());
-}
-
-}  // namespace
-
 std::vector<int> SampleBlocks(const Graph& graph) {
   std::vector<std::string> forms(graph.blocks.size());
   // Elements of what a block's operators read and write.
@@ -27,10 +17,11 @@ std::vector<int> SampleBlocks(const Graph& graph) {
     if (node.pass != Pass::kForward) continue;
     const auto b = static_cast<size_t>(node.block);
     forms[b] += std::string(node.op->name) + ' ';
-    for (TensorId id : node.operands)
-      sizes[b] += Elements(graph.tensor(id).shape);
-    for (TensorId id : node.results)
-      sizes[b] += Elements(graph.tensor(id).shape);
+    for (const auto* tensors : {&node.operands, &node.results}) {
+      for (TensorId id : *tensors) {
+        sizes[b] += ElementCount(graph.tensor(id).shape);
+      }
+    }
   }
   std::map<std::string, std::vector<int>> of_form;
   for (size_t b = 0; b < forms.size(); ++b) {

@@ -15,8 +15,8 @@ namespace tessera {
 // How many communicators a device of each set belongs to: one for each mesh
 // dimension over more than one rank, one of the pipeline where there are
 // several groups, one of all devices. Axes are of one dimension where they
-// split the same of samples, experts, sequences and other factors, whatever
-// their names.
+// split the same of samples, experts, sequences and weights, whatever their
+// names.
 std::vector<int> CommunicatorsOf(const GraphIndex& index, const Plan& plan,
                                  const std::vector<DeviceSet>& sets);
 
