@@ -469,12 +469,6 @@ Result<std::optional<SavedRun>> RunOf(const SafetensorsFile& file,
   return std::optional(std::move(run));
 }
 
-bool IsOneFile(const std::string& path) {
-  std::error_code code;
-  return !std::filesystem::is_directory(path, code) &&
-         !path.ends_with(".json") && !IsOnnx(path);
-}
-
 // Files of tensors one after the other, each of at most `most` bytes unless one
 // tensor alone has more: by tensor the number of its file.
 std::vector<size_t> FilesOf(const std::vector<PublishedTensor>& tensors,
@@ -700,6 +694,8 @@ Result<void> CheckAllIsKept(const SafetensorsFile& file,
 // keeps `keep` - 1 and those before it.
 Result<bool> PutInPlace(SafetensorsWriter& writer, const std::string& path,
                         int64_t step, int keep) {
+  // The disk may be full as late as this.
+  TESSERA_RETURN_IF_ERROR(writer.Flush());
   if (keep > 1) {
     // What has no header of a checkpoint is replaced, as without `keep`.
     const auto before = SavedRunOf(path);
@@ -909,6 +905,12 @@ Result<void> CheckCheckpoint(const SavedRun& run, const std::string& path,
                         path);
   }
   return CheckPadding(run.padding, graph, path);
+}
+
+bool IsOneFile(const std::string& path) {
+  std::error_code code;
+  return !std::filesystem::is_directory(path, code) &&
+         !path.ends_with(".json") && !IsOnnx(path);
 }
 
 Result<std::optional<SavedRun>> SavedRunOf(const std::string& path) {

@@ -52,6 +52,10 @@ Result<void> LoadCheckpoint(const std::string& path,
 // The most steps and samples of a run: what is exact in a double.
 inline constexpr int64_t kMostRunSteps = int64_t{1} << 53;
 
+// Whether `path` may name a checkpoint: not a folder, the index of several
+// files, or a model, where published weights are looked for.
+bool IsOneFile(const std::string& path);
+
 // The run that wrote a checkpoint, as far as the file says.
 struct SavedRun {
   int64_t step = 0;  // behind which it was written
@@ -66,7 +70,8 @@ struct SavedRun {
   std::string padding;  // which rows pad a vocabulary
 };
 // Nothing where the files are weights alone. kInvalidInput where a number is
-// none or, but for the seed, above kMostRunSteps, or what has an optimizer's state has no step.
+// none or, but for the seed, above kMostRunSteps, or what has an optimizer's
+// state has no step.
 Result<std::optional<SavedRun>> SavedRunOf(const std::string& path);
 
 // An error that names both where the checkpoint at `path` is of a run of

@@ -55,11 +55,17 @@ std::map<int64_t, std::string> OlderCheckpoints(const std::string& path) {
 Result<void> KeepAsOlder(const std::string& path, int64_t step) {
   const std::string target = ResolveLinks(path);
   const std::string older = OlderName(target, step);
-  // Of the same step it is of a run that was gone back behind, or this one, of
-  // a run that was killed before it had replaced it.
-  ::unlink(older.c_str());
-  if (::link(target.c_str(), older.c_str()) != 0) {
-    return SystemError("cannot keep the checkpoint before", older, errno);
+  // One of the same step, of a run that was gone back behind, is replaced; the
+  // same file, of a run that was killed before it had replaced `target`, stays.
+  const std::string beside = older + ".new";
+  ::unlink(beside.c_str());
+  const bool kept = ::link(target.c_str(), beside.c_str()) == 0 &&
+                    ::rename(beside.c_str(), older.c_str()) == 0;
+  const int error = kept ? 0 : errno;
+  // It is still there between two names of one file, too (rename(2)).
+  ::unlink(beside.c_str());
+  if (error != 0) {
+    return SystemError("cannot keep the checkpoint before", older, error);
   }
   // Not all file systems sync directories.
   const int folder =

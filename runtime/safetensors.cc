@@ -380,21 +380,24 @@ Result<void> SafetensorsWriter::Write(std::span<const std::byte> elements) {
   return file_.Write(elements);
 }
 
-Result<void> SafetensorsWriter::WriteChecksums() {
+Result<void> SafetensorsWriter::Flush() {
   TESSERA_CHECK(left_ == 0) << left_ << " bytes too few";
-  if (!checksums_) return {};
-  std::vector<uint32_t> all = checksums_->blocks.Take();
-  all.insert(all.begin(), checksums_->header);
-  return file_.Write(std::as_bytes(std::span(all)));
+  if (std::exchange(flushed_, true)) return {};
+  if (checksums_) {
+    std::vector<uint32_t> all = checksums_->blocks.Take();
+    all.insert(all.begin(), checksums_->header);
+    TESSERA_RETURN_IF_ERROR(file_.Write(std::as_bytes(std::span(all))));
+  }
+  return file_.Flush();
 }
 
 Result<void> SafetensorsWriter::Commit() {
-  TESSERA_RETURN_IF_ERROR(WriteChecksums());
+  TESSERA_RETURN_IF_ERROR(Flush());
   return file_.Commit();
 }
 
 Result<void> SafetensorsWriter::CommitNew() {
-  TESSERA_RETURN_IF_ERROR(WriteChecksums());
+  TESSERA_RETURN_IF_ERROR(Flush());
   return file_.CommitNew();
 }
 

@@ -105,15 +105,14 @@ class SafetensorsWriter {
   // Elements that follow, of one entry or several, in the order of `entries`.
   // REQUIRES: no more than these have.
   Result<void> Write(std::span<const std::byte> elements);
-  // REQUIRES: every entry has been written.
+  // REQUIRES (these): every entry has been written. As those of an AtomicFile.
+  Result<void> Flush();
   Result<void> Commit();
-  // The same where nothing may be replaced (AtomicFile::CommitNew).
   Result<void> CommitNew();
 
  private:
   SafetensorsWriter(AtomicFile file, int64_t bytes)
       : file_(std::move(file)), left_(bytes) {}
-  Result<void> WriteChecksums();
 
   struct Checksums {
     uint32_t header = 0;
@@ -123,6 +122,7 @@ class SafetensorsWriter {
   AtomicFile file_;
   int64_t left_ = 0;  // bytes of elements to come
   std::optional<Checksums> checksums_;
+  bool flushed_ = false;
 };
 
 }  // namespace tessera

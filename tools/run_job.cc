@@ -264,6 +264,12 @@ Result<void> CheckExportFolder(const std::string& folder,
 Result<void> CheckOutputs(const Options& options) {
   if (!options.save.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReplaceable(options.save, "--save"));
+    if (!IsOneFile(options.save)) {
+      return InvalidInput("--load would take '" + options.save +
+                              "' for published weights: expected another "
+                              "ending than .json or .onnx",
+                          "--save");
+    }
   }
   if (options.keep_checkpoints > 1) {
     if (auto can = CheckCanKeepOlder(options.save); !can) {

@@ -214,16 +214,20 @@ Result<void> AtomicFile::CommitNew() {
   return Commit(/*replaces=*/false);
 }
 
-Result<void> AtomicFile::Commit(bool replaces) {
-  const bool in_place = beside_.empty();
-  if (!in_place && ::fsync(file_) != 0) {
+Result<void> AtomicFile::Flush() {
+  if (!beside_.empty() && ::fsync(file_) != 0) {
     return SystemError("cannot write", path_, errno);
   }
   // Which may report a late write error.
   if (::close(std::exchange(file_, -1)) != 0) {
     return SystemError("cannot write", path_, errno);
   }
-  if (in_place) return {};
+  return {};
+}
+
+Result<void> AtomicFile::Commit(bool replaces) {
+  if (file_ >= 0) TESSERA_RETURN_IF_ERROR(Flush());
+  if (beside_.empty()) return {};
   const int error =
       replaces ? Rename(beside_, target_) : RenameToNew(beside_, target_);
   if (error == EEXIST) return InvalidInput("is there already", path_);

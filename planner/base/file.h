@@ -44,7 +44,10 @@ class AtomicFile {
 
   // What follows in the file.
   Result<void> Write(std::span<const std::byte> bytes);
-  // REQUIRES: nothing before has failed. Ends it.
+  // REQUIRES (these): nothing before has failed.
+  // All of it is on the disk on return; only what puts it in place may follow.
+  Result<void> Flush();
+  // Flushes what was not, and puts it in place.
   Result<void> Commit();
   // The same where nothing may be replaced: kInvalidInput where there is a file
   // by now, which stays.

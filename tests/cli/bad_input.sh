@@ -179,6 +179,11 @@ fails 2 "--trace: cannot write" \
   run "${tiny[@]}" "${text[@]}" --trace "$work/no-such-folder/x.json"
 fails 2 "--save: cannot write" \
   run "${tiny[@]}" "${text[@]}" --save "$work/no-such-folder/x.safetensors"
+for ending in json onnx; do
+  fails 2 "--save: --load would take '.*' for published weights" \
+    run "${tiny[@]}" "${text[@]}" --save "$work/x.$ending"
+  [[ ! -e $work/x.$ending ]] || fail "half written"
+done
 [[ ! -e $work/x.yaml && ! -e $work/no-such-folder ]] || fail "half written"
 
 # What is written is nothing that is read, nor written by another flag.

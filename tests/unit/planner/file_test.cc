@@ -66,6 +66,26 @@ TEST_F(FileTest, IsThereOnceItIsWhole) {
   EXPECT_EQ(Names(), std::set<std::string>{"file"});
 }
 
+TEST_F(FileTest, IsInPlaceBehindItsCommitAlone) {
+  ASSERT_TRUE(WriteFileAtomically(path_, "before"));
+  {
+    auto file = AtomicFile::Create(path_);
+    ASSERT_TRUE(file.has_value());
+    ASSERT_TRUE(Write(*file, "flushed"));
+    ASSERT_TRUE(file->Flush());
+    EXPECT_EQ(*ReadFile(path_), "before");
+    EXPECT_EQ(Names().size(), 2U);
+  }
+  EXPECT_EQ(*ReadFile(path_), "before");
+  EXPECT_EQ(Names(), std::set<std::string>{"file"});
+  auto file = AtomicFile::Create(path_);
+  ASSERT_TRUE(file.has_value());
+  ASSERT_TRUE(Write(*file, "flushed"));
+  ASSERT_TRUE(file->Flush());
+  ASSERT_TRUE(file->Commit());
+  EXPECT_EQ(*ReadFile(path_), "flushed");
+}
+
 TEST_F(FileTest, UnfinishedOnesVanish) {
   ASSERT_TRUE(WriteFileAtomically(path_, "before"));
   {
