@@ -271,8 +271,8 @@ Result<int> RunSearch(const Options& options) {
   search.stop = &CatchInterrupts();
   search.more_starts =
       StartsOnParts(inputs.graph, inputs.cluster,
-                    {inputs.profile_or_null(), options.training, search.threads,
-                     search.stop});
+                    {inputs.profile_or_null(), options.training,
+                     space.constraints, search.threads, search.stop});
   if (!options.output.empty()) {
     // So that what is killed leaves what it had. Whether the file can be
     // written is told at the end.

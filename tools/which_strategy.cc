@@ -329,7 +329,7 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
     search.more_starts =
         StartsOnParts(inputs.graph, inputs.cluster,
                       {inputs.profile_or_null(), options.training,
-                       search.threads, search.stop});
+                       space.constraints, search.threads, search.stop});
     for (const FoundPlan& answer : plans) search.starts.push_back(answer.plan);
     auto result = Search(space, evaluator, search);
     if (!result && interrupted) {

@@ -10,6 +10,7 @@
 #include "costmodel/whatif/degrade.h"
 #include "planner/base/threads.h"
 #include "planner/plan/strategy.h"
+#include "planner/search/allowed_objective.h"
 #include "planner/search/search_clock.h"
 #include "planner/search/sweep.h"
 #include "planner/search/uniform_strategies.h"
@@ -31,13 +32,15 @@ ClusterSubset First(size_t count, size_t of) {
 std::optional<Candidate> BestUniform(const Graph& graph, const Cluster& part,
                                      Duration best, const SearchClock& clock,
                                      const PartOptions& options) {
-  const SearchSpace space(graph, part);
+  SearchSpace space(graph, part);
+  space.constraints = options.constraints;
   const Evaluator evaluator(graph, part, options.profile, options.training,
                             Evaluator::kMostInSearch);
   const auto stop = [&] { return clock.StoppedOrPast(1); };
-  SweepResult swept = Sweep(space, evaluator, UniformStrategies(space), 1,
-                            ThreadCount(options.threads), stop, nullptr,
-                            Score{best, {}, /*feasible=*/true});
+  SweepResult swept =
+      Sweep(space, AllowedObjective(space, evaluator), UniformStrategies(space),
+            1, ThreadCount(options.threads), stop, nullptr,
+            Score{best, {}, /*feasible=*/true});
   if (swept.best.empty()) return std::nullopt;
   return std::move(swept.best[0]);
 }

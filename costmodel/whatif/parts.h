@@ -13,12 +13,14 @@
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
 #include "planner/plan/plan.h"
+#include "planner/search/constraints.h"
 
 namespace tessera {
 
 struct PartOptions {
   const ProfileDb* profile = nullptr;  // may be null
   TrainingOptions training;
+  Constraints constraints;  // of the whole cluster
   int threads = 0;  // 0: as many as the machine runs at once
   const std::atomic<bool>* stop = nullptr;
 };
@@ -35,9 +37,8 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
 // `best`, for the ranks of the whole cluster. Then on half of the devices, half
 // of these, and so on, as long as it is faster than all before, and where a
 // step may take a fifth less there. Without a profile alone: with one nothing
-// says what a step takes at least. Done in `seconds`; 0: without end. What a
-// search is constrained to is not known here. REQUIRES: `graph` is
-// differentiated.
+// says what a step takes at least. Done in `seconds`; 0: without end. REQUIRES:
+// `graph` is differentiated.
 std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
                                Duration best, double seconds,
                                const PartOptions& options);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "costmodel/whatif/parts.h"
 #include "planner/base/format.h"
 #include "planner/plan/idle_keys.h"
 #include "planner/search/mcmc.h"
@@ -38,6 +39,10 @@ Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
   search.threads = 1;
   search.share_links = !predict.fast && options.proposals > 0;
   search.stop = predict.watch.stop;
+  search.more_starts =
+      StartsOnParts(*of.graph, of.cluster,
+                    {predict.profile, predict.training, Constraints(),
+                     search.threads, search.stop});
   search.progress = [&](const SearchProgress& progress) {
     predict.watch.Tell("planning for " + of.cluster.name + ": " +
                        ProgressText(progress, options.proposals));

@@ -13,6 +13,7 @@
 
 #include "planner/base/threads.h"
 #include "planner/search/action_orders.h"
+#include "planner/search/allowed_objective.h"
 #include "planner/search/constraints.h"
 #include "planner/search/fit.h"
 #include "planner/search/ragged.h"
@@ -65,44 +66,6 @@ Plan Randomized(const SearchSpace& space, std::span<const Move> moves,
   }
   return draft.plan();
 }
-
-// The objective where constraints leave nothing of the other plans.
-class AllowedObjective : public Objective {
- public:
-  AllowedObjective(const SearchSpace& space, const Objective& objective)
-      : space_(space), objective_(objective) {}
-  Evaluation Evaluate(const Plan& plan) const override {
-    return objective_.Evaluate(plan);
-  }
-  std::optional<Score> EvaluateUniform(
-      const GraphIndex& index, const Cluster& cluster,
-      const Strategy& strategy) const override {
-    if (!space_.constraints.empty()) {
-      const auto plan = PlanFromStrategy(index, cluster, strategy);
-      if (!plan || !Allowed(space_, *plan)) return std::nullopt;
-    }
-    return objective_.EvaluateUniform(index, cluster, strategy);
-  }
-  Score BoundUniform(const GraphIndex& index, const Strategy& strategy,
-                     Bound bound) const override {
-    return objective_.BoundUniform(index, strategy, bound);
-  }
-  bool EstimatesUniform() const override {
-    return objective_.EstimatesUniform();
-  }
-  std::optional<Score> EstimateUniform(const GraphIndex& index,
-                                       const Strategy& strategy,
-                                       Bound bound) const override {
-    return objective_.EstimateUniform(index, strategy, bound);
-  }
-  std::vector<LayerCost> LayerCosts(const Strategy& strategy) const override {
-    return objective_.LayerCosts(strategy);
-  }
-
- private:
-  const SearchSpace& space_;
-  const Objective& objective_;
-};
 
 // Steps towards the constraints from a plan that breaks some.
 constexpr int kRepairSteps = 20'000;

@@ -148,6 +148,30 @@ TEST(PlansOnParts, PassOverDevicesThatDoNotReachEachOther) {
   }
 }
 
+// On each part the best of the plans that the whole's constraints allow; on a
+// single device nothing can be split in two.
+TEST(PlansOnParts, KeepToConstraints) {
+  const Graph graph = Gpt2(7);
+  const Cluster cluster = MakeCluster("dgx-h100:1x8").value();
+  const SearchSpace space(graph, cluster);
+  PartOptions options;
+  options.constraints =
+      Constraints::Make(space.index, cluster, {.fix = {{"h.*.attn=tp:2"}}})
+          .value();
+  const auto broken_of = [&](const PartOptions& by) {
+    int broken = 0;
+    const auto plans =
+        PlansOnParts(graph, cluster, Duration::FromSeconds(1), 0, by);
+    EXPECT_FALSE(plans.empty());
+    for (const Plan& plan : plans) {
+      broken += options.constraints.Violations(space.index, cluster, plan);
+    }
+    return broken;
+  };
+  EXPECT_EQ(broken_of(options), 0);
+  EXPECT_GT(broken_of({}), 0);
+}
+
 // What takes all devices' time on half of them takes twice as long at least.
 TEST(PlansOnParts, AreNoneWhereAllDevicesAreBusy) {
   const Graph graph = Gpt2(4096);

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "planner/plan/stages.h"
 #include "tests/support/paths.h"
 
 namespace tessera {
@@ -30,6 +31,19 @@ TEST(Replan, ASearchLooksAtSharedLinksUnlessItIsToBeFast) {
     return evaluator.Explain(plan).step_time;
   };
   EXPECT_LT(shared_step(/*fast=*/false), shared_step(/*fast=*/true));
+}
+
+// A batch of 7 divides the first seven devices alone.
+TEST(Replan, LeavesDevicesOutThatOnlyHinder) {
+  Scenario scenario;
+  scenario.model = ExamplePath("models/gpt2-tiny/config.json");
+  scenario.cluster = "dgx-h100:1x8";
+  scenario.global_batch = 7;
+  scenario.seq_len = 64;
+  ModelCache models;
+  const Case of = MakeCase(scenario, models).value();
+  const Plan plan = BestPlan(of, {}, {}).value();
+  EXPECT_LT(World(plan).devices.size(), 8u);
 }
 
 // Often enough for a reader: of so many proposals how many were made, and the
