@@ -210,11 +210,8 @@ class CostsOfReplica {
         context_(*setting.facts, plan),
         programs_(context_),
         priced_(shapes_.size()),
-        tied_(TiedTensors(graph_)),
-        elsewhere_(GroupsElsewhere()) {
-    for (const DeviceGroup& group : elsewhere_) {
-      classes_.push_back(pricer_.ClassOf(group));
-    }
+        tied_(TiedTensors(graph_)) {
+    FindElsewhere();
     for (size_t b = 0; b < shapes_.size(); ++b) {
       if (IsAround(b)) MakeTemplates(b, comm);
     }
@@ -270,25 +267,27 @@ class CostsOfReplica {
             port.index, port.tile};
   }
 
-  // Replicas lie differently in their hosts, up to where they begin with a host
-  // again.
-  std::vector<DeviceGroup> GroupsElsewhere() const {
-    std::vector<DeviceGroup> groups;
+  // Replicas that lie differently from the first, each kind once.
+  void FindElsewhere() {
     const DeviceGroup& own = plan_.groups[0];
     const auto ranks = static_cast<int>(own.devices.size());
     const int period =
-        std::min(std::lcm(ranks, setting_.host_size),
+        std::min(std::lcm(ranks, setting_.period),
                  static_cast<int>(pricer_.cluster().devices.size()));
+    std::set<int> known = {pricer_.ClassOf(own)};
     for (int first = ranks; first + ranks <= period; first += ranks) {
-      DeviceGroup& group = groups.emplace_back(own);
+      DeviceGroup group = own;
       for (DeviceId& device : group.devices) {
         device = DeviceId(device.value + first);
       }
+      const int number = pricer_.ClassOf(group);
+      if (!known.insert(number).second) continue;
+      elsewhere_.push_back(std::move(group));
+      classes_.push_back(number);
     }
-    return groups;
   }
 
-  // Of exchanges each replica pays what the luckiest pays, or without `comm`
+  // Each replica pays what the luckiest pays; of exchanges without `comm`
   // nothing.
   void MakeTemplates(size_t b, bool comm) {
     std::vector<ProgramKind> kinds = {ProgramKind::kForward, ProgramKind::kNorm,
@@ -305,11 +304,11 @@ class CostsOfReplica {
       exchanges.resize(made.tasks.size());
       for (size_t t = 0; t < made.tasks.size(); ++t) {
         const Task& task = lowered.tasks[t];
-        if (task.kind != TaskKind::kComm) continue;
-        exchanges[t] = true;
+        exchanges[t] = task.kind == TaskKind::kComm;
         Duration& duration = made.tasks[t].cost.duration;
-        if (!comm) duration = {};
-        for (size_t g = 0; comm && g < elsewhere_.size(); ++g) {
+        if (exchanges[t] && !comm) duration = {};
+        if (exchanges[t] ? !comm : !setting_.unlike_devices) continue;
+        for (size_t g = 0; g < elsewhere_.size(); ++g) {
           TaskView view;
           view.task = &task;
           view.values = lowered.values;
@@ -449,7 +448,7 @@ class CostsOfReplica {
   };
   std::vector<std::unique_ptr<Priced>> priced_;  // by block
   const std::set<TensorId> tied_;
-  const std::vector<DeviceGroup> elsewhere_;
+  std::vector<DeviceGroup> elsewhere_;
   std::vector<int> classes_;  // of these
   // Of what forward leaves the block and the buffer that has it.
   std::map<Port, std::pair<size_t, int>> produced_;

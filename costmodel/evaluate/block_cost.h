@@ -61,7 +61,10 @@ struct ReplicaSetting {
   std::span<const BlockShape> shapes;
   const Pricer* pricer = nullptr;
   const LoweringFacts* facts = nullptr;  // of the same graph
-  int host_size = 0;  // devices of a host; all hosts are alike
+  // Replicas lie in their hosts, and on devices, as those so many devices
+  // before.
+  int period = 0;
+  bool unlike_devices = false;
   // By block the one whose costs it gets: a block stands for itself, or for
   // others. Empty: each for itself.
   std::span<const int> stands;

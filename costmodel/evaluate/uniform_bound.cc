@@ -16,15 +16,13 @@
 namespace tessera {
 namespace {
 
-// The devices of each host, where all hosts and devices are alike; else 0.
-int HostSize(const Cluster& cluster, const Pricer& pricer) {
-  const auto devices = static_cast<int>(cluster.devices.size());
-  const bool alike =
-      pricer.hosts_are_alike() &&
-      std::ranges::all_of(cluster.devices, [&](const Device& device) {
-        return device.type == cluster.devices[0].type;
-      });
-  return alike ? devices / cluster.num_nodes() : 0;
+// The devices of a host, the most.
+int HostSize(const Cluster& cluster) {
+  std::vector<int> count(static_cast<size_t>(cluster.num_nodes()));
+  for (const Device& device : cluster.devices) {
+    ++count[static_cast<size_t>(device.node)];
+  }
+  return std::ranges::max(count);
 }
 
 // Whether a layer's replica is a block of neighbours, in the usual order.
@@ -119,25 +117,36 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
       facts_(short_.graph, cluster_, options),
       shapes_(ShapesOf(short_.graph, Plan().prefetch)),
       pricer_(short_.graph, cluster_, profile, PricerOptionsOf(options)),
-      host_size_(HostSize(cluster_, pricer_)),
+      host_size_(HostSize(cluster_)),
+      alike_(pricer_.hosts_are_alike()),
+      one_type_(std::ranges::all_of(
+          cluster_.devices,
+          [&](const Device& d) { return d.type == cluster_.devices[0].type; })),
       clips_(options.clip > 0),
       adds_apart_(std::ranges::any_of(short_.graph.nodes, [&](const Node& n) {
         return !AddsItsGradients(short_.graph, n);
       })) {
+  for (const Device& device : cluster_.devices) {
+    const auto type = static_cast<size_t>(device.type);
+    memory_ = Max(memory_, cluster_.device_types[type].memory);
+  }
   if (profile != nullptr) return;
   const Router router(cluster_);
-  double in = 0;
-  double out = 0;
+  const auto hosts = static_cast<size_t>(cluster_.num_nodes());
+  std::vector<double> in(hosts);
+  std::vector<double> out(hosts);
   for (const Link& link : cluster_.links) {
     const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
     const int from = router.NodeOf(link.from);
     const int to = router.NodeOf(link.to);
-    if (from == to || (from != 0 && to != 0)) continue;
+    if (from == to) continue;
     if (type.in_switch_bandwidth.value > 0) crossings_of_sum_ = 1;
-    (to == 0 ? in : out) +=
+    const double bandwidth =
         std::max(type.bandwidth.value, type.in_switch_bandwidth.value);
+    if (from >= 0) out[static_cast<size_t>(from)] += bandwidth;
+    if (to >= 0) in[static_cast<size_t>(to)] += bandwidth;
   }
-  host_bandwidth_ = std::max(in, out);
+  host_bandwidth_ = std::max(std::ranges::max(in), std::ranges::max(out));
   std::vector<std::array<double, 2>> of_vertex(cluster_.vertices.size());
   for (const Link& link : cluster_.links) {
     const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
@@ -153,7 +162,7 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
   }
   // Where switches copy or add, what leaves a host is less than what enters it.
   // In another network routes may take other links out of it.
-  if (host_size_ > 1 && crossings_of_sum_ > 1 && !one_switch_) {
+  if (alike_ && host_size_ > 1 && crossings_of_sum_ > 1 && !one_switch_) {
     SetBandwidths(router);
   }
 }
@@ -302,7 +311,7 @@ void UniformBound::SetExchanges(const Strategy& strategy,
   const int64_t step = replica * (stages_inside ? 1 : setting.dp);
   const int64_t in_host = std::max<int64_t>(1, host_size_ / stride);
   const bool alike =  // all hosts of a stage have as many of its replicas
-      host_size_ % replica == 0 && setting.dp % in_host == 0 &&
+      alike_ && host_size_ % replica == 0 && setting.dp % in_host == 0 &&
       (stride < host_size_ ? host_size_ % stride == 0
                            : stride % host_size_ == 0);
   if (!alike) {
@@ -333,22 +342,26 @@ std::vector<double> UniformBound::ExchangesOf(const Strategy& strategy,
   std::vector<double> exchanges(static_cast<size_t>(strategy.pp), 0);
   const int64_t shared = int64_t{strategy.cp} * strategy.ep;
   const int64_t replica = strategy.tp * shared;
-  // Which rank of a replica has which part is known where all of them are on
-  // one host, or each has a part of its own.
-  if (host_size_ % replica != 0 && shared > 1) return exchanges;
+  const auto host_of = [&](int64_t device) {
+    return cluster_.devices[static_cast<size_t>(device)].node;
+  };
   const auto copies = static_cast<double>(dp * shared);
   for (size_t s = 0; s < exchanges.size(); ++s) {
     // Copies of each part on each host.
-    std::map<int64_t, std::vector<int64_t>> on_host;
+    std::map<int, std::vector<int64_t>> on_host;
+    bool known = true;
     for (int64_t r = 0; r < dp; ++r) {
+      const int64_t first = static_cast<int64_t>(s) * step + r * stride;
+      // Which rank of a replica has which part is known where all of them are
+      // on one host, or each has a part of its own.
+      known &= shared == 1 || host_of(first) == host_of(first + replica - 1);
       for (int64_t rank = 0; rank < replica; ++rank) {
-        const int64_t device =
-            static_cast<int64_t>(s) * step + r * stride + rank;
-        auto& parts = on_host[device / host_size_];
+        auto& parts = on_host[host_of(first + rank)];
         parts.resize(static_cast<size_t>(strategy.tp));
         ++parts[static_cast<size_t>(rank % strategy.tp)];
       }
     }
+    if (!known) continue;
     for (const auto& [host, parts] : on_host) {
       double entering = 0;  // of a byte of each rank
       for (int64_t here : parts) {
@@ -377,8 +390,11 @@ const UniformBound::BlockCosts& UniformBound::CostsOf(const Strategy& strategy,
   const bool comm = IsInnermost(strategy);
   return blocks_.Keep(KeyOf(strategy, comm, splits), [&] {
     return CostsOfBlocks(
-        {&index_, shapes_, &pricer_, &facts_, host_size_, stands_}, strategy,
-        comm, splits);
+        {&index_, shapes_, &pricer_, &facts_,
+         alike_ && one_type_ ? host_size_
+                             : static_cast<int>(cluster_.devices.size()),
+         !one_type_, stands_},
+        strategy, comm, splits);
   });
 }
 
@@ -452,9 +468,9 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
   const int64_t replica = int64_t{strategy.tp} * strategy.cp * strategy.ep;
   const int64_t others = replica * strategy.pp;
   const auto schedule = FindSchedule(strategy.schedule);
-  if (host_size_ == 0 || shapes_.empty() || !IsPlain(strategy) || !schedule ||
-      others <= 0 || devices % others != 0 ||
-      (Offloads(strategy) && !cluster_.host)) {
+  if (shapes_.empty() || !IsPlain(strategy) || !schedule || others <= 0 ||
+      devices % others != 0 ||
+      (Offloads(strategy) && (!cluster_.host || !one_type_))) {
     return std::nullopt;
   }
   Setting setting;
@@ -741,7 +757,7 @@ Score UniformBound::ScoreFor(const Strategy& strategy, const Setting& setting,
   const auto need = [&](double needed, Bytes has) {
     overflow = Max(overflow, Bytes{static_cast<int64_t>(needed)} - has);
   };
-  need(bytes, cluster_.TypeOf(DeviceId(0)).memory);
+  need(bytes, memory_);
   if (Offloads(strategy)) {
     // Of the stage that has least: which stages share a host is not looked at.
     for (const MemoryTier tier : {MemoryTier::kHost, MemoryTier::kFile}) {

@@ -69,7 +69,10 @@
 // and out, files read and written.
 //
 // Networks. Hosts that are alike, but hang on unlike places of the network (the
-// leaves of a fat tree), count as if one switch joined them (one_switch.h).
+// leaves of a fat tree), count as if one switch joined them (one_switch.h). Of
+// hosts that are still unlike, as where one has fewer devices, a replica of a
+// layer counts as where it lies best, and all hosts' links as those of the best
+// joined; of unlike devices all count as the best.
 //
 // Left out, so that the bound is below: what links that ranks of a host share
 // limit, and sends within a host; all latencies of exchanges between replicas;
@@ -77,9 +80,9 @@
 // collectives wherever ranks are laid so that a layer's replica is not a block
 // of neighbours; plans of one microbatch where gradients of others are added
 // apart; whatever the table cannot know because a strategy offloads
-// activations, is rooted, splits branches or has a table of actions, and
-// clusters of unlike hosts or devices: these have the bound of no time and no
-// memory.
+// activations, is rooted, splits branches, has a table of actions or gives
+// devices unequal shares, and offloading from unlike devices: these have the
+// bound of no time and no memory.
 //
 // Estimates. Of a graph of many unlike blocks tables take as long as prices. Of
 // a sample of its blocks (block_sample.h), each in place of those around it,
@@ -237,8 +240,11 @@ class UniformBound {
   const LoweringFacts facts_;
   const std::vector<BlockShape> shapes_;
   Pricer pricer_;
-  int host_size_ = 0;  // devices of each host; 0: hosts or devices differ
-  const bool clips_;   // gradients, by the norm of all
+  int host_size_ = 0;      // devices of a host, the most
+  bool alike_ = false;     // hosts, in themselves and in the network
+  bool one_type_ = false;  // of devices
+  Bytes memory_;           // of a device, the most
+  const bool clips_;       // gradients, by the norm of all
   // Some weights' gradients are added by a `sum`, unless there is one
   // microbatch (AddsItsGradients).
   const bool adds_apart_;

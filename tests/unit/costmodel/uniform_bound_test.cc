@@ -12,6 +12,7 @@
 #include "costmodel/evaluate/block_sample.h"
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/link/router.h"
+#include "costmodel/whatif/degrade.h"
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
 #include "planner/ir/short_graph.h"
@@ -199,6 +200,50 @@ TEST(UniformBound, IsBelowTheScoreOverUnlikePlaces) {
       type.bandwidth = {type.bandwidth.value / 100};
     }
     ExpectBelow(Gpt2(DType::kFloat32), cluster, 60, 12, 0.02);
+  }
+}
+
+// Hosts that have lost devices or links, slow devices, and devices of two
+// types.
+TEST(UniformBound, IsBelowTheScoreOnUnlikeHosts) {
+  const auto slower = [](std::string_view part, double factor, Cluster to) {
+    const auto slowed = SlowDown(part, factor, to);
+    EXPECT_TRUE(slowed.has_value()) << part << " of " << to.name;
+    return to;
+  };
+  const auto of = [](const char* name) { return MakeCluster(name).value(); };
+  for (const Cluster& cluster :
+       {FirstDevices(of("dgx-a100-80gb:2"), 12),
+        FirstDevices(of("g5.48xlarge:3"), 18),
+        FirstDevices(of("dgx-h100:2"), 12),
+        slower("node1.gpu0", 1.3, of("dgx-a100-80gb:2")),
+        slower("node0", 1.3, of("p3.16xlarge:2")),
+        slower("node1.nic0", 4, of("dgx-a100-80gb:2")),
+        of("dgx-h100:1x4+dgx-a100-80gb:1"),
+        of("g5.48xlarge:1+g4dn.12xlarge:1")}) {
+    for (const double share : {1.0, 1e-4}) {
+      ExpectBelow(Gpt2(DType::kFloat32), Small(cluster, share), 150, 15, 0.02);
+    }
+  }
+}
+
+// Unlike hosts have bounds as close as alike ones: of the exchanges within
+// replicas, and of those between them.
+TEST(UniformBound, IsCloseOnUnlikeHosts) {
+  const Graph graph = Gpt2(DType::kFloat32);
+  const GraphIndex index(graph);
+  const auto ratio = [&](const Cluster& cluster, const char* text) {
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    const Strategy strategy = ParseStrategy(text).value();
+    const Score bound =
+        evaluator.BoundUniform(index, strategy, Objective::Bound::kClose);
+    const auto score = evaluator.EvaluateUniform(index, cluster, strategy);
+    return bound.step_time.seconds() / score->step_time.seconds();
+  };
+  const Cluster whole = MakeCluster("g5.48xlarge:2").value();
+  const Cluster part = FirstDevices(whole, 12);
+  for (const char* text : {"tp=2,pp=2", "tp=2", "pp=2,zero=3"}) {
+    EXPECT_GE(ratio(part, text), 0.8 * ratio(whole, text)) << text;
   }
 }
 
