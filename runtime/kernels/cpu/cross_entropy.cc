@@ -2,7 +2,8 @@
 // for each token is (maximum, sum of exp(x - maximum), logit of the target or
 // 0). Sums over tokens and over the vocabulary are taken in double. Columns
 // that pad the vocabulary are as if they were not there, with gradients of 0; a
-// shard of them alone has the state (-inf, 0, 0).
+// shard of them alone has the state (-inf, 0, 0), and one whose logits are all
+// minus infinity the maximum and the sum of that.
 
 #include <algorithm>
 #include <cmath>
@@ -52,14 +53,16 @@ void CrossEntropyState(const KernelCall& call) {
   const int64_t columns = TokenColumns(call, logits);
   ForEachToken(call, labels, width, [&](int64_t token) {
     const T* const x = logits.as<const T>() + token * width;
-    const T maximum = columns == 0
-                          ? -std::numeric_limits<T>::infinity()
-                          : ConstMatrixMap<T>(x, 1, columns).maxCoeff();
+    constexpr T kMasked = -std::numeric_limits<T>::infinity();
+    const T maximum =
+        columns == 0 ? kMasked : ConstMatrixMap<T>(x, 1, columns).maxCoeff();
     double sum = 0;
-    ForEachBlock(columns, [&](int64_t i, int64_t count) {
-      const Block<T> e = (Load(x + i, count) - maximum).exp();
-      sum += Sum(count, [&e](int64_t j) { return e[j]; });
-    });
+    // -inf less -inf is no number.
+    ForEachBlock(maximum == kMasked ? 0 : columns,
+                 [&](int64_t i, int64_t count) {
+                   const Block<T> e = (Load(x + i, count) - maximum).exp();
+                   sum += Sum(count, [&e](int64_t j) { return e[j]; });
+                 });
     const int64_t target =
         TargetColumn(logits, columns, labels.as<const int32_t>()[token]);
     Put(state, 3 * token, maximum);
@@ -88,8 +91,9 @@ void CrossEntropy(const KernelCall& call) {
     double sum = 0;
     double target = 0;
     for (int64_t shard = 0; shard < shards; ++shard) {
-      sum += state(shard, 1) * std::exp(state(shard, 0) - maximum);
       target += state(shard, 2);
+      if (state(shard, 1) == 0) continue;  // all of it is masked
+      sum += state(shard, 1) * std::exp(state(shard, 0) - maximum);
     }
     const double lse = maximum + std::log(sum);
     Put(call.results[1], token, lse);
