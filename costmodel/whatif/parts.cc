@@ -18,8 +18,9 @@
 namespace tessera {
 namespace {
 
-// A half of the devices is looked at where a step may take less than this part
-// of the best there: that takes as long as the starts of another search.
+// A part is looked at, of those of which there are ever smaller ones, where a
+// step may take less than this share of the best there: that takes as long as
+// the starts of another search.
 constexpr double kWorthHalving = 0.8;
 
 ClusterSubset First(size_t count, size_t of) {
@@ -83,23 +84,51 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
   return parts;
 }
 
+std::vector<ClusterSubset> EverSmallerParts(const Cluster& cluster) {
+  std::vector<ClusterSubset> parts;
+  const size_t count = cluster.devices.size();
+  // Of devices on the first hosts, however these are numbered.
+  int hosts = cluster.num_nodes();
+  for (hosts /= 2; hosts > 0; hosts /= 2) {
+    ClusterSubset& part = parts.emplace_back();
+    for (const Device& device : cluster.devices) {
+      part.push_back(device.node < hosts);
+    }
+  }
+  const ClusterSubset host =
+      cluster.num_nodes() > 1 ? parts.back() : ClusterSubset(count, true);
+  auto devices = static_cast<size_t>(std::ranges::count(host, true));
+  for (devices /= 2; devices > 0; devices /= 2) {
+    ClusterSubset& part = parts.emplace_back(host);
+    size_t left = devices;
+    for (size_t d = 0; d < count; ++d) {
+      if (part[d] && left > 0) {
+        --left;
+      } else {
+        part[d] = false;
+      }
+    }
+  }
+  return parts;
+}
+
 std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
                                Duration best, double seconds,
                                const PartOptions& options) {
   const SearchClock clock(seconds, options.stop);
   std::vector<Plan> plans;
-  // Whether it is better than all before.
+  // Keeps the part's best plan where that is better than all before. Whether
+  // a step may take less than `worth` of the best there.
   const auto look_at = [&](const ClusterSubset& part, double worth) {
-    if (clock.StoppedOrPast(1)) return false;
     const Cluster alone = OnlyDevices(cluster, part);
-    if (!Validate(alone).empty()) return false;  // some do not reach others
+    if (!Validate(alone).empty()) return true;  // some do not reach others
     if (options.profile == nullptr &&
         LowerBound(graph, alone, options.training).step_time.seconds() >=
             worth * best.seconds()) {
       return false;
     }
     const auto found = BestUniform(graph, alone, best, clock, options);
-    if (!found) return false;
+    if (!found) return true;
     best = found->score.step_time;
     plans.push_back(
         OnWhole(PlanFromStrategy(graph, alone, found->strategy).value(),
@@ -108,11 +137,13 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
   };
   const std::vector<ClusterSubset> likely =
       LikelyParts(cluster, graph.global_batch);
-  for (const ClusterSubset& part : likely) look_at(part, 1);
+  for (const ClusterSubset& part : likely) {
+    if (clock.StoppedOrPast(1)) return plans;
+    look_at(part, 1);
+  }
   if (options.profile != nullptr) return plans;
-  const size_t count = cluster.devices.size();
-  for (size_t half = count / 2; half > 0; half /= 2) {
-    const ClusterSubset part = First(half, count);
+  for (const ClusterSubset& part : EverSmallerParts(cluster)) {
+    if (clock.StoppedOrPast(1)) return plans;
     if (std::ranges::find(likely, part) != likely.end()) continue;
     if (!look_at(part, kWorthHalving)) break;
   }

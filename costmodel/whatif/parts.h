@@ -21,7 +21,7 @@ struct PartOptions {
   const ProfileDb* profile = nullptr;  // may be null
   TrainingOptions training;
   Constraints constraints;  // of the whole cluster
-  int threads = 0;  // 0: as many as the machine runs at once
+  int threads = 0;          // 0: as many as the machine runs at once
   const std::atomic<bool>* stop = nullptr;
 };
 
@@ -33,12 +33,15 @@ using ClusterSubset = std::vector<bool>;
 std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
                                        int64_t global_batch);
 
+// The devices of half of the hosts, of half of these, and so on to one host;
+// then half of its devices, and so on to one device.
+std::vector<ClusterSubset> EverSmallerParts(const Cluster& cluster);
+
 // The best uniform plan on each likely part, where that takes less time than
-// `best`, for the ranks of the whole cluster. Then on half of the devices, half
-// of these, and so on, as long as it is faster than all before, and where a
-// step may take a fifth less there. Without a profile alone: with one nothing
-// says what a step takes at least. Done in `seconds`; 0: without end. REQUIRES:
-// `graph` is differentiated.
+// `best` and all before, for the ranks of the whole cluster. Then on ever
+// smaller parts, as long as a step may take a fifth less there. (Without a
+// profile: with one nothing says what a step takes at least.) Done in
+// `seconds`; 0: without end. REQUIRES: `graph` is differentiated.
 std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
                                Duration best, double seconds,
                                const PartOptions& options);

@@ -53,6 +53,24 @@ TEST(LikelyParts, AreDevicesOfATypeAndWhatDividesTheBatch) {
   EXPECT_EQ(texts("dgx-h100:1x2+titan-rtx-pair:1", 8), "1100 0011 ");
 }
 
+TEST(EverSmallerParts, AreHostsAndThenDevicesOfOne) {
+  const auto texts = [](const Cluster& cluster) {
+    std::string all;
+    for (const ClusterSubset& part : EverSmallerParts(cluster)) {
+      all += Text(part) + " ";
+    }
+    return all;
+  };
+  EXPECT_EQ(texts(MakeCluster("dgx-h100:1x8").value()),
+            "11110000 11000000 10000000 ");
+  EXPECT_EQ(texts(MakeCluster("dgx-h100:5x3").value()),
+            "111111000000000 111000000000000 100000000000000 ");
+  EXPECT_EQ(texts(MakeCluster("dgx-h100:1x1").value()), "");
+  // Hosts of two, two and one.
+  EXPECT_EQ(texts(FirstDevices(MakeCluster("dgx-h100:3x2").value(), 5)),
+            "11000 10000 ");
+}
+
 // Best with and without plans on parts; and, by itself, of the first devices.
 struct Found {
   Evaluation all;
@@ -120,6 +138,23 @@ TEST(PlansOnParts, GoOnBehindAHalfThatDividesTheBatch) {
     fewest = std::min(fewest, World(plan).devices.size());
   }
   EXPECT_LT(fewest, 4u);
+}
+
+// On eight devices and on four a step takes as long, and on a pair two thirds
+// of that.
+TEST(PlansOnParts, GoOnBehindAPartThatIsNoBetter) {
+  ImportOptions options;
+  options.global_batch = 16;
+  options.seq_len = 256;
+  options.dtype = DType::kFloat16;
+  const Graph graph =
+      Differentiate(
+          ImportModel(ExamplePath("models/gpt2/config.json"), options).value())
+          .value();
+  const Found found = Search(graph, MakeCluster("titan-rtx-pair:4").value(), 2);
+  EXPECT_LT(found.with_parts.step_time.seconds(),
+            0.7 * found.all.step_time.seconds());
+  EXPECT_LE(found.with_parts.step_time, found.part.step_time);
 }
 
 // Two devices that reach each other only by one of another type.
