@@ -535,11 +535,16 @@ std::vector<LoweringContext::Replica> LoweringContext::FindReplicas(
 }
 
 void LoweringContext::FindTied() {
+  const auto is_forward = [&](const LoweringFacts::Read& read) {
+    return graph_.node(read.node).pass == Pass::kForward;
+  };
   for (TensorId weight : weights()) {
     const auto& reads = facts_.reads[weight.index()];
+    // Most are read once there.
+    if (reads.size() < 2 || !is_forward(reads[1])) continue;
     const bool tied =
         std::ranges::any_of(reads, [&](const LoweringFacts::Read& read) {
-          return graph_.node(read.node).pass == Pass::kForward &&
+          return is_forward(read) &&
                  placement(read.node).group != placement(reads[0].node).group;
         });
     if (tied) tied_weights_.push_back(weight);
@@ -621,12 +626,11 @@ std::vector<TensorId> LoweringContext::FetchedWeights(int block,
 }
 
 int LoweringContext::BlockAhead(int block, Pass pass, int ahead) const {
-  const int other = pass == Pass::kForward ? block + ahead : block - ahead;
-  const auto blocks = static_cast<int>(group_of_block_.size());
-  const bool same_position =
-      other >= 0 && other < blocks &&
-      position_of_block(other) == position_of_block(block);
-  return same_position ? other : -1;
+  const int64_t reach = pass == Pass::kForward ? ahead : -int64_t{ahead};
+  const int64_t other = block + reach;
+  if (other < 0 || other >= std::ssize(group_of_block_)) return -1;
+  const auto at = static_cast<int>(other);
+  return position_of_block(at) == position_of_block(block) ? at : -1;
 }
 
 Layout LoweringContext::StateLayout(const WeightPiece& piece) const {

@@ -7,6 +7,7 @@
 
 #include "planner/base/flat_map.h"
 #include "planner/base/rng.h"
+#include "planner/lower/needs_norm.h"
 #include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
@@ -349,7 +350,7 @@ class StepLowering {
   // zero before the first. (Where groups share no device, the first task of
   // each overwrites it.)
   void BeginNorm() {
-    const bool sums = context_.options().clip > 0 || context_.scales_loss();
+    const bool sums = NeedsNorm(context_.options(), context_.graph().dtype);
     if (!sums || !context_.devices_are_shared()) return;
     const Port port{Port::kSquareSum, TensorId(), 0};
     Task task;

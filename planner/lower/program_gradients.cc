@@ -9,18 +9,16 @@ namespace tessera {
 std::vector<ReshardStep> ProgramBuilder::GradientSteps(const Layout& from,
                                                        const Layout& to) const {
   std::vector<ReshardStep> steps = PlanReshard(from, to, group());
+  const auto sum =
+      std::ranges::find(steps, ReshardKind::kAllReduce, &ReshardStep::kind);
+  if (sum == steps.begin() || sum == steps.end()) return steps;
   AxisSet activations = 0;
   for (TensorId weight : context_.home_weights(block_)) {
     for (AxisSet axes : context_.replicas(weight)[0].layout.dims) {
       activations |= axes;
     }
   }
-  const auto sum =
-      std::ranges::find(steps, ReshardKind::kAllReduce, &ReshardStep::kind);
-  if (sum == steps.begin() || sum == steps.end() ||
-      (sum->axes & ~activations) != 0) {
-    return steps;
-  }
+  if ((sum->axes & ~activations) != 0) return steps;
   Layout summed = from;
   summed.partial &= ~sum->axes;
   std::vector<ReshardStep> sum_first = {
@@ -122,6 +120,16 @@ void ProgramBuilder::Complete(TensorId weight) {
 }
 
 void ProgramBuilder::AddToBucket(const WeightPiece& piece) {
+  const int64_t limit = context_.plan().bucket_bytes.value;
+  if (limit == 0) {
+    auto all = std::ranges::find(buckets_, here_, &Bucket::group);
+    if (all == buckets_.end()) {
+      all = buckets_.insert(buckets_.end(), {here_, {}, {}, 0});
+    }
+    all->weights.push_back(piece);
+    NoteBucket(0);
+    return;
+  }
   Bucket wanted;
   wanted.group = here_;
   for (ValueId term : CompleteTerms(piece)) {
@@ -133,8 +141,6 @@ void ProgramBuilder::AddToBucket(const WeightPiece& piece) {
     wanted.bytes +=
         LargestElements(v.layout, group(), v.shape) * SizeOf(v.dtype);
   }
-  const int64_t limit = context_.plan().bucket_bytes.value;
-  if (limit == 0) wanted.steps.clear();
   auto bucket =
       std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
         return b.group == wanted.group && b.steps == wanted.steps;
@@ -145,7 +151,7 @@ void ProgramBuilder::AddToBucket(const WeightPiece& piece) {
   bucket->weights.push_back(piece);
   bucket->bytes += wanted.bytes;
   NoteBucket(bucket->bytes);
-  if (limit == 0 || bucket->bytes < limit) return;
+  if (bucket->bytes < limit) return;
   ReduceBucket(*bucket);
   buckets_.erase(bucket);
 }
@@ -222,7 +228,9 @@ std::vector<ValueId> ProgramBuilder::GradientTerms(const WeightPiece& piece) {
   for (size_t i = 0; i < gradients.size(); ++i) {
     terms.push_back(Accumulator(piece, static_cast<int>(i)));
   }
-  for (ValueId id : received_[piece.weight]) {
+  const auto received = received_.find(piece.weight);
+  if (received == received_.end()) return terms;
+  for (ValueId id : received->second) {
     const auto same = std::find_if(
         terms.begin(), terms.end(),
         [&](ValueId other) { return value(other).layout == value(id).layout; });

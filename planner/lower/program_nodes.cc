@@ -138,6 +138,7 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
 std::vector<ValueId> ProgramBuilder::ReadsOf(NodeId id, const Node& node,
                                              const OpPlacement& placement) {
   std::vector<ValueId> reads;
+  reads.reserve(node.operands.size() + 2);
   for (size_t k = 0; k < node.operands.size(); ++k) {
     reads.push_back(
         context_.passes_partial(id)
@@ -339,6 +340,7 @@ bool ProgramBuilder::BeginsBackward(const Node& node) const {
 
 std::vector<AxisSet> ProgramBuilder::Masks(const Node& node,
                                            const OpPlacement& placement) {
+  if (node.rule.terms.empty() || node.rule.terms.back() == 0) return {};
   std::vector<AxisSet> masks(node.rule.operands.size(), 0);
   bool any = false;
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {

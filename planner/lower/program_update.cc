@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/lower/needs_norm.h"
 #include "planner/lower/program_builder.h"
 
 namespace tessera {
@@ -53,7 +54,7 @@ ValueId ProgramBuilder::LossScale() {
 }
 
 bool ProgramBuilder::clips() const {
-  return context_.options().clip > 0 || context_.scales_loss();
+  return NeedsNorm(context_.options(), graph_.dtype);
 }
 
 const OptimizerRow& ProgramBuilder::optimizer() const {

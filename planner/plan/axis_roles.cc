@@ -8,21 +8,46 @@
 namespace tessera {
 namespace {
 
+// A subset of axes, and how many ranks it has.
+struct SizedAxes {
+  AxisSet axes = 0;
+  int64_t size = 1;
+};
+
 // The subset of `axes` with the largest size that is at most `extent`; of
 // equal sizes the one with the outer axes.
 AxisSet LargestFitting(const DeviceGroup& group, AxisSet axes, int64_t extent) {
   if (group.Size(axes) <= extent) return axes;
-  AxisSet best = 0;
-  int64_t best_size = 2;
-  // All subsets, descending: the last of equal ones has the outermost axes. A
-  // degree has few axes.
-  for (AxisSet set = axes; set != 0; set = (set - 1) & axes) {
-    const int64_t size = group.Size(set);
-    if (size > extent || size < best_size) continue;
-    best = set;
-    best_size = size;
+  // Axes of one size are alike: of so many the outermost are taken. So there
+  // are few subsets to look at, though there are many axes.
+  std::vector<int64_t> sizes;
+  for (AxisSet left = axes; left != 0; left &= left - 1) {
+    const int64_t size = group.Size(left & (~left + 1));
+    if (size > 1 && std::ranges::find(sizes, size) == sizes.end()) {
+      sizes.push_back(size);
+    }
   }
-  return best;
+  std::vector<SizedAxes> subsets = {{}};
+  for (const int64_t size : sizes) {
+    std::vector<SizedAxes> longer;
+    for (SizedAxes subset : subsets) {
+      longer.push_back(subset);
+      for (AxisSet left = axes; left != 0; left &= left - 1) {
+        const AxisSet axis = left & (~left + 1);
+        if (group.Size(axis) != size) continue;
+        if (subset.size > extent / size) break;
+        subset = {subset.axes | axis, subset.size * size};
+        longer.push_back(subset);
+      }
+    }
+    subsets = std::move(longer);
+  }
+  return std::ranges::max(subsets,
+                          [](const SizedAxes& a, const SizedAxes& b) {
+                            return a.size != b.size ? a.size < b.size
+                                                    : a.axes > b.axes;
+                          })
+      .axes;
 }
 
 // An activation inside a block: its tensor axes by dimension.

@@ -19,29 +19,40 @@ std::string Count(int64_t n, std::string_view one, std::string_view plural) {
   return std::to_string(n) + " " + std::string(n == 1 ? one : plural);
 }
 
-// "device 3", "devices 0-7", "devices 0, 4, 8, … (16)"; with their hosts.
+// "device 3", "devices 0-7", "devices 0, 4, 8", "devices 0, 4, 8, … (16)".
+// `numbers` are ascending, each once.
+std::string NumbersText(std::string_view what,
+                        const std::vector<int>& numbers) {
+  constexpr size_t kShown = 3;
+  std::string text(what);
+  if (numbers.size() == 1) return text + " " + std::to_string(numbers[0]);
+  if (numbers.back() - numbers.front() + 1 == std::ssize(numbers)) {
+    return text + "s " + std::to_string(numbers.front()) + "-" +
+           std::to_string(numbers.back());
+  }
+  for (size_t i = 0; i < std::min(numbers.size(), kShown); ++i) {
+    text += (i == 0 ? "s " : ", ") + std::to_string(numbers[i]);
+  }
+  return numbers.size() <= kShown
+             ? text
+             : text + ", … (" + std::to_string(numbers.size()) + ")";
+}
+
+// With their hosts.
 std::string DevicesText(const Cluster& cluster, const DeviceGroup& group) {
   std::vector<int> ranks;
   for (DeviceId device : group.devices) ranks.push_back(device.value);
-  std::sort(ranks.begin(), ranks.end());
-  std::string text = ranks.size() == 1 ? "device " : "devices ";
-  if (ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size())) {
-    text += std::to_string(ranks.front());
-    if (ranks.size() > 1) text += "-" + std::to_string(ranks.back());
-  } else {
-    for (size_t i = 0; i < ranks.size() && i < 3; ++i) {
-      text += std::to_string(ranks[i]) + ", ";
-    }
-    text += "… (" + std::to_string(ranks.size()) + ")";
+  std::ranges::sort(ranks);
+  std::string text = NumbersText("device", ranks);
+  if (cluster.num_nodes() == 1) return text;
+  std::vector<int> nodes;
+  for (int rank : ranks) {
+    nodes.push_back(cluster.devices[static_cast<size_t>(rank)].node);
   }
-  const int first = cluster.devices[static_cast<size_t>(ranks.front())].node;
-  const int last = cluster.devices[static_cast<size_t>(ranks.back())].node;
-  if (cluster.num_nodes() > 1) {
-    text += first == last ? " of node " + std::to_string(first)
-                          : " of nodes " + std::to_string(first) + "-" +
-                                std::to_string(last);
-  }
-  return text;
+  std::ranges::sort(nodes);
+  const auto repeated = std::ranges::unique(nodes);
+  nodes.erase(repeated.begin(), repeated.end());
+  return text + " of " + NumbersText("node", nodes);
 }
 
 // "b/4 f/8" for the split factors of a placement, "whole" for none.

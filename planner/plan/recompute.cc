@@ -52,16 +52,19 @@ void SetRecompute(const GraphIndex& index, int block, RecomputeLevel level,
   }
 }
 
+bool HasLevel(const GraphIndex& index, const Plan& plan, int block,
+              RecomputeLevel level) {
+  return std::ranges::all_of(index.nodes_of_block[static_cast<size_t>(block)],
+                             [&](NodeId node) {
+                               return plan.ops[node.index()].recompute ==
+                                      Recomputes(*index.graph, node, level);
+                             });
+}
+
 std::optional<RecomputeLevel> RecomputeOf(const GraphIndex& index,
                                           const Plan& plan, int block) {
-  const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
   for (const RecomputeRow& row : kLevels) {
-    if (std::all_of(nodes.begin(), nodes.end(), [&](NodeId node) {
-          return plan.ops[node.index()].recompute ==
-                 Recomputes(*index.graph, node, row.level);
-        })) {
-      return row.level;
-    }
+    if (HasLevel(index, plan, block, row.level)) return row.level;
   }
   return std::nullopt;
 }

@@ -42,6 +42,10 @@ std::pair<int, int> Layers(const GraphIndex& index);
 void SetRecompute(const GraphIndex& index, int block, RecomputeLevel level,
                   Plan& plan);
 
+// Whether they have them.
+bool HasLevel(const GraphIndex& index, const Plan& plan, int block,
+              RecomputeLevel level);
+
 // The lowest level whose flags the nodes of `block` have, or nothing where they
 // have others.
 std::optional<RecomputeLevel> RecomputeOf(const GraphIndex& index,

@@ -40,8 +40,7 @@ std::optional<Plan> WithoutRoot(const GraphIndex& index, Plan plan) {
     OpPlacement& op = plan.ops[i];
     if (op.rooted == 0) continue;
     const int sample = index.SampleFactor(NodeId(i));
-    if (sample < 0) return std::nullopt;
-    op.axes[static_cast<size_t>(sample)] |= op.rooted;
+    if (sample >= 0) op.axes[static_cast<size_t>(sample)] |= op.rooted;
     op.rooted = 0;
   }
   for (WeightPlacement& weight : plan.weights) weight.rooted = 0;

@@ -63,7 +63,8 @@ std::vector<int> StageStarts(const GraphIndex& index,
   };
   double most = 0;
   for (double flops : index.block_flops) most += flops;
-  most /= std::ranges::min(speeds);
+  // The slowest may have all of it, whichever way the quotient was rounded.
+  most *= (1 + 1e-9) / std::ranges::min(speeds);
   double least = 0;
   // Closer than any difference between two ways to cut.
   for (int i = 0; i < 60; ++i) {

@@ -12,6 +12,7 @@
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/io/plan_io.h"
+#include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/validate.h"
@@ -186,7 +187,11 @@ std::string PlanChecker::CheckTraining(const GraphSpec& spec,
   const Graph& graph = ModelOf(spec).graph;
   TrainInMemoryOptions run = CheckedRun(optimizer);
   TaskGraph tasks = Lower(graph, cluster, plan, run.training);
-  if (change && !change(tasks)) return "";
+  if (change) {
+    if (!change(tasks)) return "";
+  } else if (const auto errors = CheckOrder(tasks, graph); !errors.empty()) {
+    return errors[0].ToString();
+  }
   constexpr std::array kStreams = {StreamsRun::kInOrder, StreamsRun::kOnThreads,
                                    StreamsRun::kInQueues,
                                    StreamsRun::kOnLoopback};
