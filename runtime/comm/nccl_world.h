@@ -19,15 +19,17 @@
 //     would be a collective of all ranks, those outside of the group too, and
 //     a rank need not know groups that it is not in.) A communicator takes tens
 //     of megabytes of the GPU, outside of the device's account.
-//   - The time limit holds for an operation from when the one before it was
-//     done, the kernels between them included.
+//   - The time limit holds for an operation from when the one before it in its
+//     queue was done, the kernels between them included.
 //   - Errors of operations that are under way come from later operations, from
 //     Flush and from all that waits for the device; they name the operation
 //     that did not end and the task in which it was enqueued.
+//   - Abort, and what fails, wait for the store to take it, at most 5 s.
 //   - Flush waits for this rank's collectives and messages in turn, but not for
 //     the receivers of its other messages; destroying the world does.
 //   - A rank that dies is noticed by NCCL (a closed connection) or by the time
-//     limit. Its task is not known to the others.
+//     limit. Its task is not known to the others. Where it is rank 0 the end of
+//     its store is noticed, too; while that does not answer it is waited for.
 //
 // Messages in turn (SendInTurn) are one send or receive of NCCL in the queue in
 // use, where a send waits for its receive: each end of a channel has a

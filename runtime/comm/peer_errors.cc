@@ -106,6 +106,20 @@ std::string TaskText(std::string_view task) {
   return task.empty() ? "before its first task" : Text("in task '", task, "'");
 }
 
+// The code, one digit, and the message.
+std::string PackError(const Error& error) {
+  return Text(static_cast<int>(error.code), error.message);
+}
+
+std::optional<Error> UnpackError(std::string_view bytes) {
+  if (bytes.empty()) return std::nullopt;
+  const int code = bytes[0] - '0';
+  if (code < 0 || code > static_cast<int>(ErrorCode::kInterrupted)) {
+    return std::nullopt;
+  }
+  return Error{static_cast<ErrorCode>(code), std::string(bytes.substr(1)), ""};
+}
+
 Error Disagreement(std::string_view how) {
   return InvalidInput(Text(kDisagree, how));
 }

@@ -36,6 +36,11 @@ std::string TaskOfDead(const Error& error);
 // "in task 'T'", or "before its first task" where `task` is empty.
 std::string TaskText(std::string_view task);
 
+// An error, without its place, as ranks hand it on through the store. Of any
+// other bytes: none.
+std::string PackError(const Error& error);
+std::optional<Error> UnpackError(std::string_view bytes);
+
 // Ranks that disagree; kInvalidInput, the same on all of them.
 Error Disagreement(std::string_view how);
 struct CollectiveCall {

@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -16,9 +18,15 @@
 namespace tessera {
 namespace {
 
-// How long ranks may start apart.
-const Duration kMeetingTime = Duration::FromSeconds(120);
-const Duration kPatience = Duration::FromSeconds(5);  // until it says so
+using Clock = std::chrono::steady_clock;
+
+// How long rank 0 waits for another until it says so.
+const Duration kPatience = Duration::FromSeconds(5);
+
+Duration Left(Clock::time_point deadline) {
+  const std::chrono::duration<double> left = deadline - Clock::now();
+  return Max(Duration{}, Duration::FromSeconds(left.count()));
+}
 
 // The host as far as memory and pids can be shared: its name, this boot, and
 // the namespace of its pids.
@@ -44,15 +52,17 @@ std::string FirstWord(const std::string& text) {
 
 // The identity of a rank's host, once the rank has come.
 Result<std::string> HostOf(int rank, Store& store, const std::string& prefix,
+                           Clock::time_point deadline,
                            const CommOptions& options) {
   const std::string key = Text(prefix, "host/", rank);
-  auto host = store.Get(key, kPatience, "it");
+  const std::string who = Text("rank ", rank);
+  auto host = store.Get(key, std::min(kPatience, Left(deadline)), who);
   const auto is_late = [&] {
     return !host && host.error().code == ErrorCode::kUnavailable;
   };
-  if (is_late()) {
-    if (options.waiting) options.waiting(Text("rank ", rank));
-    host = store.Get(key, kMeetingTime - kPatience, "it");
+  if (is_late() && Left(deadline) > Duration{}) {
+    if (options.waiting) options.waiting(who);
+    host = store.Get(key, Left(deadline), who);
   }
   if (is_late()) return RankHasNotCome(rank, host.error().message);
   return host;
@@ -60,10 +70,12 @@ Result<std::string> HostOf(int rank, Store& store, const std::string& prefix,
 
 // Rank 0's answer: where the memory is, or why there is none.
 Result<std::string> Offer(int size, Store& store, const std::string& prefix,
+                          Clock::time_point deadline,
                           const CommOptions& options, int fd, uint64_t token) {
   const std::string mine = HostIdentity();
   for (int r = 1; r < size; ++r) {
-    TESSERA_TRY(const std::string theirs, HostOf(r, store, prefix, options));
+    TESSERA_TRY(const std::string theirs,
+                HostOf(r, store, prefix, deadline, options));
     if (theirs == mine) continue;
     return Text("no rank ", r, " runs on '", FirstWord(theirs),
                 "' and rank 0 on '", FirstWord(mine),
@@ -86,6 +98,12 @@ Result<std::unique_ptr<CommWorld>> MakeShmWorld(int rank, int size,
   // The n-th world of this job, by the rank's own count of its calls.
   TESSERA_TRY(const int64_t call, store.Add(Text("shm/calls/", rank), 1));
   const std::string prefix = Text("shm/", call, "/");
+  // The ranks' first meeting began when they opened the store.
+  const Clock::time_point deadline =
+      call == 1
+          ? store.deadline()
+          : Clock::now() +
+                std::chrono::nanoseconds(store.timeout().picoseconds / 1000);
 
   int fd = -1;
   if (rank == 0) {
@@ -108,14 +126,14 @@ Result<std::unique_ptr<CommWorld>> MakeShmWorld(int rank, int size,
     TESSERA_TRY(region, Region::Map(size, fd));
     region->header().token = token;
     TESSERA_TRY(const std::string offer,
-                Offer(size, store, prefix, options, fd, token));
+                Offer(size, store, prefix, deadline, options, fd, token));
     TESSERA_RETURN_IF_ERROR(store.Set(Text(prefix, "offer"), offer));
   } else {
     TESSERA_RETURN_IF_ERROR(
         store.Set(Text(prefix, "host/", rank), HostIdentity()));
   }
   TESSERA_TRY(const std::string offer,
-              store.Get(Text(prefix, "offer"), kMeetingTime,
+              store.Get(Text(prefix, "offer"), Left(deadline),
                         "rank 0 and the ranks that it waits for"));
   std::istringstream words(offer);
   std::string answer, path;
@@ -138,9 +156,10 @@ Result<std::unique_ptr<CommWorld>> MakeShmWorld(int rank, int size,
           Text("the shared memory of rank 0 (", path, ") is not this job's"));
     }
   }
-  auto world = std::make_unique<RegionWorld>(std::move(region), rank, options);
+  auto world = std::make_unique<RegionWorld>(std::move(region), rank,
+                                             std::move(options));
   TESSERA_RETURN_IF_ERROR(
-      store.Barrier(Text(prefix, "mapped"), size, kMeetingTime));
+      store.Barrier(Text(prefix, "mapped"), size, Left(deadline)));
   world->WatchProcesses();
   return std::unique_ptr<CommWorld>(std::move(world));
 }

@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -31,11 +32,11 @@ namespace {
 // On the wire, integers in the byte order of the host (ranks of one job run
 // one binary):
 //   greeting  magic u64, version u32, length u32, rank i32, size i32, job id
-//   welcome   magic u64, version u32, status u8; and of a disagreement
+//   welcome   magic u64, version u32, status u8; and of a job that has ended
 //             length u32, text
 //   request   operation u8, key length u32, value length u32, argument i64,
 //             key, value
-//   reply     status u8, length u32, value (of a disagreement its text)
+//   reply     status u8, length u32, value (of a job that has ended why)
 // `argument` is the delta of an add and the timeout of a get in milliseconds.
 
 using Clock = std::chrono::steady_clock;
@@ -49,13 +50,20 @@ constexpr size_t kGreetingBytes = 24;
 constexpr size_t kWelcomeBytes = 13;
 constexpr size_t kRequestBytes = 17;
 constexpr size_t kReplyBytes = 5;
-// How much longer than the server's clock a client waits for its answer.
+// How much longer than the server's clock a client waits at least for a value.
 constexpr auto kGrace = std::chrono::seconds(10);
+// How often waits look whether they are to stop.
+constexpr auto kStopInterval = std::chrono::milliseconds(100);
+// How long a server without file descriptors leaves connections waiting: poll
+// would return for them at once, again and again.
+constexpr auto kNoDescriptorsPause = std::chrono::milliseconds(100);
 // Connections that never finish their greeting are closed after this.
 constexpr auto kGreetingTime = std::chrono::seconds(10);
 // A store welcomes at once: who says nothing for so long is none. But a
 // launcher's socket listens before rank 0, which a busy host delays, serves it.
 constexpr auto kWelcomeTime = std::chrono::seconds(30);
+// Of one attempt; a host that is not there answers none.
+constexpr auto kConnectTime = std::chrono::seconds(5);
 // How long the server stays for ranks that still have something to ask, or to
 // be told.
 constexpr auto kLingerTime = std::chrono::seconds(5);
@@ -66,7 +74,8 @@ enum Status : uint8_t {
   kTimeout = 1,
   kOtherJob = 2,
   kCameBefore = 3,
-  kDisagreement = 4,
+  kDisagreement = 4,   // ends the job with kInvalidInput
+  kNoDescriptors = 5,  // with kUnavailable
 };
 
 template <typename T>
@@ -105,6 +114,39 @@ class FileDescriptor {
   int fd_;
 };
 
+enum class Event { kReady, kLate, kStopped };
+
+// Waits until poll has one of `events` of `fd`. A deadline that is over makes
+// it a look.
+Event Await(int fd, short events, Clock::time_point deadline,
+            const std::atomic<bool>* stop) {
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::clamp<Clock::duration>(deadline - Clock::now(), Clock::duration(),
+                                    kStopInterval));
+    pollfd polled = {fd, events, 0};
+    if (poll(&polled, 1, static_cast<int>(left.count())) > 0) {
+      return Event::kReady;
+    }
+    if (Clock::now() >= deadline) return Event::kLate;
+    if (stop != nullptr && stop->load()) return Event::kStopped;
+  }
+}
+
+Error Interrupted(int rank, std::string_view who) {
+  return {ErrorCode::kInterrupted,
+          Text("interrupted as rank ", rank, " waited for ", who), ""};
+}
+
+// Descriptors that the system gives to who asks: a rank of a large job takes
+// one of rank 0's.
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);  // fails harmlessly
+}
+
 void SetNoDelay(int fd) {
   const int on = 1;  // fails harmlessly on what is no TCP socket
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -120,6 +162,7 @@ class Server {
         size_(size),
         stop_(eventfd(0, EFD_CLOEXEC)) {
     fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
+    RaiseDescriptorLimit();
     thread_ = std::thread([this] { Serve(); });
   }
   ~Server() {
@@ -155,10 +198,10 @@ class Server {
         fds.push_back({c.fd.get(), static_cast<short>(events), 0});
       }
       if (stopping) fds[0].fd = -1;  // seen
+      if (Clock::now() < accept_again_) fds[1].fd = -1;
       poll(fds.data(), fds.size(), 100);
       if (fds[0].revents != 0) stopping = Clock::now();
-      const bool all_told =
-          connections_.empty() && (disagreement_.empty() || AllCame());
+      const bool all_told = connections_.empty() && (!end_ || AllCame());
       if (stopping && (all_told || Clock::now() - *stopping > kLingerTime)) {
         return;
       }
@@ -177,12 +220,25 @@ class Server {
   void Accept() {
     FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr,
                               SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (fd.get() < 0) return;
+    if (fd.get() < 0) {
+      if (errno == EMFILE || errno == ENFILE) LackDescriptors(errno);
+      return;
+    }
     SetNoDelay(fd.get());
     Connection connection;
     connection.fd = std::move(fd);
     connection.since = Clock::now();
     connections_.push_back(std::move(connection));
+  }
+
+  // Where all have come nobody of the job misses one.
+  void LackDescriptors(int error) {
+    accept_again_ = Clock::now() + kNoDescriptorsPause;
+    if (end_ || AllCame()) return;
+    EndJob(Unavailable(
+        Text("rank 0 has no file descriptor for a further rank (", came_.size(),
+             " of ", size_, " have come): ", std::strerror(error),
+             "; raise its ulimit -n")));
   }
 
   std::list<Connection>::iterator Drop(std::list<Connection>::iterator c) {
@@ -265,28 +321,32 @@ class Server {
   // A rank that greets. One of another size is of this job as long as that
   // lacks a rank; where all have come it is a stranger.
   void Admit(Connection& c, int rank, int size) {
-    std::string disagreement = disagreement_;
-    if (size != size_ && disagreement.empty()) {
-      disagreement = Disagreement(Text("rank ", rank, " has WORLD_SIZE ", size,
-                                       ", rank 0 has ", size_))
-                         .message;
-      if (!AllCame()) EndJob(disagreement);
+    std::optional<Error> refusal = end_;
+    if (size != size_ && !refusal) {
+      refusal = Disagreement(Text("rank ", rank, " has WORLD_SIZE ", size,
+                                  ", rank 0 has ", size_));
+      if (!AllCame()) EndJob(*refusal);
     }
     const bool first = rank >= size_ || came_.insert(rank).second;
-    if (disagreement.empty()) {
+    if (!refusal) {
       Welcome(c, first ? kOk : kCameBefore);
     } else {
-      Welcome(c, kDisagreement);
-      Append(c.out, static_cast<uint32_t>(disagreement.size()));
-      c.out += disagreement;
+      Welcome(c, StatusOf(*refusal));
+      Append(c.out, static_cast<uint32_t>(refusal->message.size()));
+      c.out += refusal->message;
     }
   }
 
-  // All that is asked from now on returns the disagreement.
-  void EndJob(const std::string& disagreement) {
-    disagreement_ = disagreement;
+  static Status StatusOf(const Error& end) {
+    return end.code == ErrorCode::kInvalidInput ? kDisagreement
+                                                : kNoDescriptors;
+  }
+
+  // All that is asked from now on returns `error`.
+  void EndJob(const Error& error) {
+    end_ = error;
     for (const Waiter& waiter : waiters_) {
-      Reply(*waiter.connection, kDisagreement, disagreement_);
+      Reply(*waiter.connection, StatusOf(error), error.message);
       SendOut(*waiter.connection);  // a failure shows at the next event
     }
     waiters_.clear();
@@ -302,8 +362,8 @@ class Server {
     if (c.in.size() < kRequestBytes + key_length + value_length) return true;
     const std::string key = c.in.substr(kRequestBytes, key_length);
     used = kRequestBytes + key_length + value_length;
-    if (!disagreement_.empty()) {
-      Reply(c, kDisagreement, disagreement_);
+    if (end_) {
+      Reply(c, StatusOf(*end_), end_->message);
       return true;
     }
     switch (operation) {
@@ -371,7 +431,8 @@ class Server {
   const std::string job_id_;
   const int size_;
   std::set<int> came_;        // ranks that have greeted
-  std::string disagreement_;  // that ended the job; else empty
+  std::optional<Error> end_;  // of a job that has ended
+  Clock::time_point accept_again_;
   FileDescriptor stop_;
   std::list<Connection> connections_;
   std::vector<Waiter> waiters_;
@@ -381,17 +442,28 @@ class Server {
 
 // ---- The client -------------------------------------------------------------
 
+// The error that a job ended with, if that is what a status says.
+std::optional<Error> EndOf(uint8_t status, const std::string& text) {
+  if (status == kDisagreement) return InvalidInput(text);
+  if (status == kNoDescriptors) return Unavailable(text);
+  return std::nullopt;
+}
+
 class Client : public Store {
  public:
-  Client(FileDescriptor fd, std::string address)
-      : fd_(std::move(fd)), address_(std::move(address)) {}
+  Client(FileDescriptor fd, const StoreOptions& options, std::string address,
+         Clock::time_point deadline)
+      : Store(options, deadline),
+        fd_(std::move(fd)),
+        rank_(options.rank),
+        address_(std::move(address)) {}
 
   // Ends after the connection to it, with this object.
   void Own(std::unique_ptr<Server> server) { server_ = std::move(server); }
 
   // Whether this rank is welcome; false where who listens closes the
   // connection.
-  Result<bool> Greet(const StoreOptions& options, Clock::time_point deadline) {
+  Result<bool> Greet(const StoreOptions& options) {
     std::string greeting;
     Append(greeting, kMagic);
     Append(greeting, kVersion);
@@ -399,58 +471,101 @@ class Client : public Store {
     Append(greeting, int32_t{options.rank});
     Append(greeting, int32_t{options.size});
     greeting += options.job_id;
-    std::string welcome(kWelcomeBytes, '\0');
     if (!Write(greeting)) return false;
-    deadline = std::min(deadline, Clock::now() + kWelcomeTime);
-    if (!ReadAll(welcome, deadline)) {
-      if (!timed_out_) return false;
-      return Stranger("what listens",
-                      "says nothing, unlike a store of Tessera");
+    const auto deadline = std::min(deadline_, Clock::now() + kWelcomeTime);
+    switch (Fill(kWelcomeBytes, deadline)) {
+      case Filled::kYes:
+        break;
+      case Filled::kLost:
+        return false;
+      case Filled::kStopped:
+        return Interrupted(rank_, kRankZero);
+      case Filled::kLate:
+        return Stranger("what listens",
+                        "says nothing, unlike a store of Tessera");
     }
+    const std::string welcome = Take(kWelcomeBytes);
     if (Read<uint64_t>(welcome.data()) != kMagic) {
       return Stranger("what listens", "is not a store of Tessera");
     }
-    switch (welcome[12]) {
-      case kOk:
-        return true;
-      case kCameBefore:
-        return Stranger("the store", Text("has met a rank ", options.rank,
-                                          " already and may be another job's"));
-      case kDisagreement: {
-        std::string length(sizeof(uint32_t), '\0');
-        if (!ReadAll(length, deadline)) return false;
-        std::string text(std::min(Read<uint32_t>(length.data()), kMaxValue),
-                         '\0');
-        if (!ReadAll(text, deadline)) return false;
-        return InvalidInput(text);
-      }
-      default:
-        return Stranger("the store", "serves another job or another version");
+    const auto status = static_cast<uint8_t>(welcome[12]);
+    if (status == kOk) return true;
+    if (status == kCameBefore) {
+      return Stranger("the store", Text("has met a rank ", options.rank,
+                                        " already and may be another job's"));
     }
+    if (EndOf(status, "")) {
+      if (Fill(sizeof(uint32_t), deadline) != Filled::kYes) return false;
+      const auto length = Read<uint32_t>(Take(sizeof(uint32_t)).data());
+      const size_t bytes = std::min(length, kMaxValue);
+      if (Fill(bytes, deadline) != Filled::kYes) return false;
+      return *EndOf(status, Take(bytes));
+    }
+    return Stranger("the store", "serves another job or another version");
   }
 
   Result<void> Set(std::string_view key, std::string_view value) override {
-    auto reply = Request(kSet, key, value, 0, std::chrono::milliseconds(0));
+    auto reply = Request(kSet, key, value, 0,
+                         Clock::now() + Milliseconds(timeout_), kRankZero);
     if (!reply) return reply.error();
     return {};
   }
 
   Result<std::string> Get(std::string_view key, Duration timeout,
                           std::string_view what) override {
-    return Request(kGet, key, "", Milliseconds(timeout).count(),
-                   Milliseconds(timeout), what);
+    const auto wait = Milliseconds(timeout);
+    const auto longest =
+        std::max<Clock::duration>(Milliseconds(timeout_), wait + kGrace);
+    TESSERA_TRY(Reply reply, Request(kGet, key, "", wait.count(),
+                                     Clock::now() + longest, what));
+    if (reply.status != kTimeout) return std::move(reply.value);
+    return Unavailable(Text("waited ", static_cast<double>(wait.count()) / 1e3,
+                            " s in vain for ", what, " (the job's store is at ",
+                            address_, ")"));
   }
 
   Result<int64_t> Add(std::string_view key, int64_t delta) override {
-    TESSERA_TRY(const std::string sum,
-                Request(kAdd, key, "", delta, std::chrono::milliseconds(0)));
-    if (sum.size() != sizeof(int64_t)) return Broken("it answered nonsense");
-    return Read<int64_t>(sum.data());
+    TESSERA_TRY(const Reply reply,
+                Request(kAdd, key, "", delta,
+                        Clock::now() + Milliseconds(timeout_), kRankZero));
+    return SumOf(reply);
+  }
+
+  Result<std::optional<int64_t>> Poll(std::string_view key,
+                                      int64_t delta) override {
+    auto question = std::ranges::find(questions_, key, &Question::key);
+    if (question == questions_.end()) {
+      TESSERA_RETURN_IF_ERROR(Send(kAdd, key, "", delta));
+      question = questions_.insert(question, {std::string(key), {}});
+    }
+    TESSERA_TRY([[maybe_unused]] const bool all,
+                ReadAnswers(Clock::time_point(), kRankZero));
+    const std::optional<int64_t> answer = question->answer;
+    if (answer) questions_.erase(question);
+    return answer;
   }
 
  private:
-  Error Broken(std::string_view why) const {
-    return StoreOfRankZero(address_, why);
+  static constexpr std::string_view kRankZero = "rank 0";
+
+  struct Reply {
+    uint8_t status = kOk;
+    std::string value;
+  };
+  // What Poll asked.
+  struct Question {
+    std::string key;
+    std::optional<int64_t> answer;
+  };
+
+  // For this request and all that follow: the answer to this one could come
+  // behind it.
+  Error Break(const Error& error) {
+    failure_ = error;
+    return error;
+  }
+  Error Break(std::string_view why) {
+    return Break(StoreOfRankZero(address_, why));
   }
 
   // At the address is something else than this job's store.
@@ -459,10 +574,23 @@ class Client : public Store {
         Text(who, " at ", address_, " ", what, "; choose another MASTER_PORT"));
   }
 
-  Result<std::string> Request(Operation operation, std::string_view key,
-                              std::string_view value, int64_t argument,
-                              std::chrono::milliseconds wait,
-                              std::string_view what = {}) {
+  Result<Reply> Request(Operation operation, std::string_view key,
+                        std::string_view value, int64_t argument,
+                        Clock::time_point deadline, std::string_view what) {
+    TESSERA_RETURN_IF_ERROR(Send(operation, key, value, argument));
+    TESSERA_TRY(const bool answered, ReadAnswers(deadline, what));
+    std::optional<Reply> reply;
+    if (answered) {
+      TESSERA_TRY(reply, ReadReply(deadline, what));
+    }
+    if (!reply) return Break("does not answer");
+    if (const auto end = EndOf(reply->status, reply->value)) return *end;
+    return *std::move(reply);
+  }
+
+  Result<void> Send(Operation operation, std::string_view key,
+                    std::string_view value, int64_t argument) {
+    if (failure_) return *failure_;
     if (key.size() > kMaxKey || value.size() > kMaxValue) {
       return InvalidInput(Text("key of ", key.size(), " bytes (at most ",
                                kMaxKey, ") or value of ", value.size(),
@@ -475,22 +603,56 @@ class Client : public Store {
     Append(request, argument);
     request += key;
     request += value;
-    const Clock::time_point deadline = Clock::now() + wait + kGrace;
-    std::string head(kReplyBytes, '\0');
-    if (!Write(request) || !ReadAll(head, deadline)) {
-      return Broken(timed_out_ ? "does not answer" : "connection lost");
+    if (!Write(request)) return Break("connection lost");
+    return {};
+  }
+
+  // Answers come in the order of what was asked. Whether all that Poll asked
+  // are there before the deadline.
+  Result<bool> ReadAnswers(Clock::time_point deadline, std::string_view what) {
+    for (Question& question : questions_) {
+      if (question.answer) continue;
+      TESSERA_TRY(const std::optional<Reply> reply, ReadReply(deadline, what));
+      if (!reply) return false;
+      if (const auto end = EndOf(reply->status, reply->value)) {
+        return Break(*end);
+      }
+      TESSERA_TRY(question.answer, SumOf(*reply));
     }
-    const auto length = Read<uint32_t>(head.data() + 1);
-    if (length > kMaxValue) return Broken("it answered nonsense");
-    std::string reply(length, '\0');
-    if (!ReadAll(reply, deadline)) return Broken("connection lost");
-    if (head[0] == kTimeout) {
-      return Unavailable(Text(
-          "waited ", static_cast<double>(wait.count()) / 1e3, " s in vain for ",
-          what, " (the job's store is at ", address_, ")"));
+    return true;
+  }
+
+  // The next one; nothing where it is not whole before the deadline. What has
+  // come of it is kept for a later call.
+  Result<std::optional<Reply>> ReadReply(Clock::time_point deadline,
+                                         std::string_view what) {
+    if (failure_) return *failure_;
+    Filled filled = Fill(kReplyBytes, deadline);
+    uint32_t length = 0;
+    if (filled == Filled::kYes) {
+      length = Read<uint32_t>(in_.data() + 1);
+      if (length > kMaxValue) return Break("it answered nonsense");
+      filled = Fill(kReplyBytes + length, deadline);
     }
-    if (head[0] == kDisagreement) return InvalidInput(reply);
-    return reply;
+    switch (filled) {
+      case Filled::kYes:
+        break;
+      case Filled::kLost:
+        return Break("connection lost");
+      case Filled::kStopped:
+        return Break(Interrupted(rank_, what));
+      case Filled::kLate:
+        return std::optional<Reply>();
+    }
+    const std::string head = Take(kReplyBytes);
+    return std::optional<Reply>({static_cast<uint8_t>(head[0]), Take(length)});
+  }
+
+  Result<int64_t> SumOf(const Reply& reply) {
+    if (reply.value.size() != sizeof(int64_t)) {
+      return Break("it answered nonsense");
+    }
+    return Read<int64_t>(reply.value.data());
   }
 
   bool Write(std::string_view bytes) {
@@ -504,35 +666,37 @@ class Client : public Store {
     return true;
   }
 
-  bool ReadAll(std::string& bytes, Clock::time_point deadline) {
-    timed_out_ = false;
-    size_t got = 0;
-    while (got < bytes.size()) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-          deadline - Clock::now());
-      pollfd fd = {fd_.get(), POLLIN, 0};
-      const int wait =
-          static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1'000'000));
-      const int ready = poll(&fd, 1, wait);
-      if (ready < 0 && errno == EINTR) continue;
-      if (ready == 0 && Clock::now() >= deadline) {
-        timed_out_ = true;
-        return false;
-      }
-      if (ready <= 0) continue;
-      const ssize_t n =
-          recv(fd_.get(), bytes.data() + got, bytes.size() - got, 0);
+  enum class Filled { kYes, kLate, kStopped, kLost };
+
+  // Receives until `in_` has so many bytes.
+  Filled Fill(size_t bytes, Clock::time_point deadline) {
+    while (in_.size() < bytes) {
+      const Event event = Await(fd_.get(), POLLIN, deadline, stop_);
+      if (event == Event::kLate) return Filled::kLate;
+      if (event == Event::kStopped) return Filled::kStopped;
+      char buffer[1 << 12];
+      const ssize_t n = recv(fd_.get(), buffer, sizeof(buffer), 0);
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return false;
-      got += static_cast<size_t>(n);
+      if (n <= 0) return Filled::kLost;
+      in_.append(buffer, static_cast<size_t>(n));
     }
-    return true;
+    return Filled::kYes;
+  }
+
+  // REQUIRES: `in_` has so many.
+  std::string Take(size_t bytes) {
+    std::string taken = in_.substr(0, bytes);
+    in_.erase(0, bytes);
+    return taken;
   }
 
   std::unique_ptr<Server> server_;  // on rank 0; closed after fd_
   FileDescriptor fd_;
+  const int rank_;
   const std::string address_;
-  bool timed_out_ = false;
+  std::string in_;  // received and not yet taken
+  std::vector<Question> questions_;
+  std::optional<Error> failure_;
 };
 
 struct AddressList {
@@ -635,15 +799,11 @@ Result<FileDescriptor> ConnectOnce(const StoreOptions& options,
     }
     error = connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
     if (error == EINPROGRESS) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-          deadline - Clock::now());
-      pollfd poll_fd = {fd.get(), POLLOUT, 0};
-      socklen_t length = sizeof(error);
-      if (poll(&poll_fd, 1,
-               static_cast<int>(std::clamp<int64_t>(left.count(), 1, 5000))) <=
-          0) {
+      const auto patience = std::min(deadline, Clock::now() + kConnectTime);
+      if (Await(fd.get(), POLLOUT, patience, options.stop) != Event::kReady) {
         error = ETIMEDOUT;
       } else {
+        socklen_t length = sizeof(error);
         getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
       }
     }
@@ -677,15 +837,17 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
                                       options.size);
   }
   const std::string address = Text(options.host, ":", options.port);
-  const Clock::time_point deadline =
-      Clock::now() + Milliseconds(options.connect_timeout);
+  const Clock::time_point begin = Clock::now();
+  const Clock::time_point deadline = begin + Milliseconds(options.timeout);
+  bool told = false;
   for (;;) {
     int error = 0;
     TESSERA_TRY(FileDescriptor fd, ConnectOnce(options, deadline, error));
     std::string trouble = std::strerror(error);
     if (fd.get() >= 0) {
-      auto client = std::make_unique<Client>(std::move(fd), address);
-      TESSERA_TRY(const bool welcome, client->Greet(options, deadline));
+      auto client =
+          std::make_unique<Client>(std::move(fd), options, address, deadline);
+      TESSERA_TRY(const bool welcome, client->Greet(options));
       if (welcome) {
         client->Own(std::move(server));
         return std::unique_ptr<Store>(std::move(client));
@@ -693,10 +855,18 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
       // An earlier job's store that is ending, or another protocol.
       trouble = "who listens there closes the connection";
     }
-    if (Clock::now() >= deadline) {
+    if (options.stop != nullptr && options.stop->load()) {
+      return Interrupted(options.rank, "rank 0");
+    }
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) {
       return Unavailable(Text("cannot reach rank 0 at ", address, " within ",
-                              options.connect_timeout.seconds(),
-                              " s: ", trouble));
+                              options.timeout.seconds(), " s: ", trouble));
+    }
+    if (!told && options.waiting &&
+        now - begin >= Milliseconds(options.patience)) {
+      told = true;
+      options.waiting("rank 0");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

@@ -6,8 +6,12 @@
 // else, another protocol or another job's id is closed and harms nobody.
 // A Store belongs to one thread at a time.
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -27,8 +31,13 @@ struct StoreOptions {
   // A socket that already listens on host:port, for rank 0; it is closed by
   // the store. -1: rank 0 binds the port itself.
   int listen_fd = -1;
-  // How long ranks try to connect: rank 0 may start later than the others.
-  Duration connect_timeout = Duration::FromSeconds(60);
+  // How long ranks may start apart, and how long rank 0 may take to answer.
+  Duration timeout = Duration::FromSeconds(120);
+  // Told "rank 0" once it has not come for `patience`; or empty.
+  std::function<void(const std::string& who)> waiting = {};
+  Duration patience = Duration::FromSeconds(5);
+  // Once true, waits end with kInterrupted within about 0.1 s; or null.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 class Store {
@@ -36,14 +45,19 @@ class Store {
   // REQUIRES: 0 <= rank < size.
   // Errors (kUnavailable): the port is in use, the host is unknown, nobody
   // answers in time, who answers is not this job's store, or this rank has come
-  // to it before. kInvalidInput: rank 0 has another `size`; while ranks of its
-  // own have not come yet, whatever is asked then and later returns that error
-  // on every rank.
+  // to it before. kInvalidInput: rank 0 has another `size`.
+  // While ranks of its own have not come yet, such a size ends the job, and so
+  // does a rank for which rank 0 has no file descriptor left: whatever is asked
+  // then and later returns that error on every rank.
   static Result<std::unique_ptr<Store>> Open(const StoreOptions& options);
 
   // On rank 0 waits, at most 5 s, until the other ranks have closed theirs and,
   // where ranks disagree, until all have been told.
   virtual ~Store() = default;
+
+  // What follows waits for rank 0's answer. After the first that had none (in
+  // time, before an interrupt, or as the connection is lost) all return its
+  // error.
 
   virtual Result<void> Set(std::string_view key, std::string_view value) = 0;
   // The value of `key`, as soon as somebody has set it. After `timeout` the
@@ -52,9 +66,31 @@ class Store {
                                   std::string_view what) = 0;
   // Adds to a counter that starts at 0; its new value.
   virtual Result<int64_t> Add(std::string_view key, int64_t delta) = 0;
+  // The same without waiting, which does not end by a timeout either: nothing
+  // until the answer is there. The first call for a key asks; the one that
+  // returns its answer makes the next the first.
+  virtual Result<std::optional<int64_t>> Poll(std::string_view key,
+                                              int64_t delta) = 0;
 
   // Returns when `count` callers have called it. `name` is used once.
   Result<void> Barrier(std::string_view name, int count, Duration timeout);
+
+  // In place of the options' from now on.
+  void set_timeout(Duration timeout) { timeout_ = timeout; }
+  void set_stop(const std::atomic<bool>* stop) { stop_ = stop; }
+
+  Duration timeout() const { return timeout_; }
+  // When the options' timeout is over since Open began.
+  std::chrono::steady_clock::time_point deadline() const { return deadline_; }
+
+ protected:
+  Store(const StoreOptions& options,
+        std::chrono::steady_clock::time_point deadline)
+      : timeout_(options.timeout), stop_(options.stop), deadline_(deadline) {}
+
+  Duration timeout_;
+  const std::atomic<bool>* stop_;
+  const std::chrono::steady_clock::time_point deadline_;
 };
 
 // A socket that listens on a free port of the loopback interface, to be handed

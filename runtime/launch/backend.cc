@@ -163,7 +163,6 @@ Result<RankSeat> JoinJob(const Backend& backend,
                          const std::atomic<bool>* stop) {
   TESSERA_CHECK(!backend.threads) << backend.name;
   RankSeat seat;
-  TESSERA_TRY(seat.store, Store::Open(StoreOptionsOf(environment)));
   CommOptions options;
   options.stop = stop;
   options.stalled = [](const std::string& what) {
@@ -175,6 +174,10 @@ Result<RankSeat> JoinJob(const Backend& backend,
       std::cerr << "tessera: waiting for " << who << std::endl;
     };
   }
+  StoreOptions store_options = StoreOptionsOf(environment);
+  store_options.waiting = options.waiting;
+  store_options.stop = stop;
+  TESSERA_TRY(seat.store, Store::Open(store_options));
   if (!backend.gpu) {
     seat.device = std::make_unique<CpuDevice>(threads);
     TESSERA_TRY(seat.world, MakeShmWorld(environment.rank, environment.size,

@@ -449,6 +449,19 @@ std::string KilledRank(Rank& rank) {
               RankToldOf(result.error()).value_or(rank.me()), ")");
 }
 
+// Stands still for longer than a round trip to its store may ever take.
+std::string StoppedRankZero(Rank& rank) {
+  RANK_EXPECT_OK(rank.all().Barrier());
+  if (rank.me() == 0) {
+    const std::string wake =
+        Text("(sleep 15; kill -CONT ", getpid(), ") >/dev/null 2>&1 &");
+    RANK_EXPECT(std::system(wake.c_str()) == 0);
+    raise(SIGSTOP);
+  }
+  RANK_EXPECT_OK(rank.all().Barrier());
+  return "";
+}
+
 struct Case {
   const char* name;
   std::string (*run)(Rank&);
@@ -464,6 +477,7 @@ constexpr Case kFailureCases[] = {{"Aborted", Aborted},
                                   {"CutOff", CutOff},
                                   {"LateRank", LateRank},
                                   {"KilledRank", KilledRank},
+                                  {"StoppedRankZero", StoppedRankZero},
                                   {"OtherSizes", OtherSizes}};
 
 // ---- The processes ----------------------------------------------------------
@@ -617,6 +631,13 @@ TEST_F(NcclFailureGpuTest, TimeoutNamesRankOperationAndTask) {
   EXPECT_THAT(results[0], HasSubstr("rank 0, in task 'task0', barrier"));
   EXPECT_THAT(results[0], HasSubstr("group {0,1}"));
   EXPECT_THAT(results[0], HasSubstr("waited longer than 2 s"));
+}
+
+// Who waits asks its store again and again.
+TEST_F(NcclFailureGpuTest, AStoppedRankZeroIsWaitedFor) {
+  for (const std::string& result : RunRanks("StoppedRankZero", 2)) {
+    EXPECT_EQ(result, "");
+  }
 }
 
 TEST_F(NcclFailureGpuTest, AKilledRankEndsTheOthers) {

@@ -1048,7 +1048,7 @@ StoreOptions LocalStore(const ListeningSocket& socket, int rank) {
   options.size = 2;
   options.listen_fd = rank == 0 ? socket.fd : -1;
   options.job_id = "job";
-  options.connect_timeout = Duration::FromSeconds(5);
+  options.timeout = Duration::FromSeconds(5);
   return options;
 }
 
@@ -1116,22 +1116,300 @@ TEST(StoreTest, GetTimesOutAndTheStoreLivesOn) {
   EXPECT_EQ((*store)->Get("missing", Duration{}, "it").value(), "here");
 }
 
-TEST(StoreTest, ALostStoreTellsOfRankZero) {
-  const ListeningSocket socket = ListenOnLoopback().value();
-  const pid_t server = fork();
-  if (server == 0) {
-    const auto store = Store::Open(LocalStore(socket, 0));
+// A process that serves as rank 0 with what this one has of it; stopped, it
+// answers nothing.
+class StoreProcess {
+ public:
+  template <typename Prepare>
+  explicit StoreProcess(const StoreOptions& options, Prepare prepare)
+      : pid_(fork()) {
+    if (pid_ != 0) {
+      close(options.listen_fd);
+      return;
+    }
+    prepare();
+    const auto store = Store::Open(options);
+    if (store) (void)(*store)->Set("rank 0 has come", "");
     for (;;) pause();
   }
-  close(socket.fd);
-  auto store = Store::Open(LocalStore(socket, 1));
-  kill(server, SIGKILL);
-  waitpid(server, nullptr, 0);
+  explicit StoreProcess(const StoreOptions& options)
+      : StoreProcess(options, [] {}) {}
+  ~StoreProcess() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  StoreProcess(const StoreProcess&) = delete;
+  StoreProcess& operator=(const StoreProcess&) = delete;
+
+  void Stop() const {
+    kill(pid_, SIGSTOP);
+    int status = 0;
+    EXPECT_EQ(waitpid(pid_, &status, WUNTRACED), pid_);
+    EXPECT_TRUE(WIFSTOPPED(status));
+  }
+  void Continue() const { kill(pid_, SIGCONT); }
+
+ private:
+  const pid_t pid_;
+};
+
+TEST(StoreTest, ALostStoreTellsOfRankZero) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  std::optional<StoreProcess> server(std::in_place, LocalStore(socket, 0));
+  const auto store = Store::Open(LocalStore(socket, 1));
+  server.reset();
   ASSERT_TRUE(store) << store.error().ToString();
   const auto lost = (*store)->Get("key", Duration::FromSeconds(10), "it");
   ASSERT_FALSE(lost);
   EXPECT_EQ(Told(lost.error()), Text("rank 0's store at 127.0.0.1:",
                                      socket.port, ": connection lost (of 0)"));
+}
+
+// An answer that comes too late is not that of the next request.
+TEST(StoreTest, BehindARequestWithoutAnswerAllFail) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const StoreProcess server(LocalStore(socket, 0));
+  const auto store = Store::Open(LocalStore(socket, 1));
+  ASSERT_TRUE(store) << store.error().ToString();
+  EXPECT_TRUE((*store)->Set("key", "value"));
+  (*store)->set_timeout(Duration::FromSeconds(0.2));
+  server.Stop();
+  const std::string expected =
+      Text("rank 0's store at 127.0.0.1:", socket.port, ": does not answer");
+  const auto unanswered = (*store)->Add("counter", 1);
+  ASSERT_FALSE(unanswered);
+  EXPECT_EQ(unanswered.error().message, expected);
+  server.Continue();
+  (*store)->set_timeout(Duration::FromSeconds(10));
+  const auto value = (*store)->Get("key", Duration::FromSeconds(10), "it");
+  ASSERT_FALSE(value) << *value;
+  EXPECT_EQ(value.error().message, expected);
+  EXPECT_FALSE((*store)->Set("key", "value"));
+  EXPECT_FALSE((*store)->Add("counter", 1));
+  EXPECT_FALSE((*store)->Poll("counter", 1));
+}
+
+TEST(StoreTest, PollDoesNotWait) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const StoreProcess server(LocalStore(socket, 0));
+  const auto store = Store::Open(LocalStore(socket, 1));
+  ASSERT_TRUE(store) << store.error().ToString();
+  server.Stop();
+  (*store)->set_timeout(Duration::FromSeconds(0.01));
+  for (int look = 0; look < 10; ++look) {
+    for (const std::string key : {"a", "b"}) {
+      const auto answer = (*store)->Poll(key, 5);
+      ASSERT_TRUE(answer) << answer.error().ToString();
+      EXPECT_FALSE(*answer);
+    }
+    usleep(10'000);
+  }
+  server.Continue();
+  (*store)->set_timeout(Duration::FromSeconds(10));
+  const auto await = [&](const std::string& key) {
+    for (;;) {
+      const auto answer = (*store)->Poll(key, 5).value();
+      if (answer) return *answer;
+      usleep(1000);
+    }
+  };
+  EXPECT_EQ(await("b"), 5);
+  EXPECT_EQ((*store)->Add("b", 1).value(), 6);
+  EXPECT_EQ(await("a"), 5);
+  EXPECT_EQ(await("b"), 11);
+  // The answer to a question comes ahead of that to what follows it.
+  server.Stop();
+  EXPECT_FALSE((*store)->Poll("a", 5).value());
+  server.Continue();
+  EXPECT_TRUE((*store)->Set("key", "value"));
+  EXPECT_EQ((*store)->Get("key", Duration{}, "it").value(), "value");
+  EXPECT_EQ((*store)->Poll("a", 5).value(), 10);
+  EXPECT_FALSE((*store)->Poll(std::string(257, 'k'), 5));
+}
+
+TEST(StoreTest, AnInterruptEndsEachWait) {
+  const std::atomic<bool> stop = true;
+  const ListeningSocket socket = ListenOnLoopback().value();
+  StoreOptions options = LocalStore(socket, 1);
+  options.timeout = Duration::FromSeconds(60);
+  options.stop = &stop;
+  const auto expect_interrupted = [](const auto& result, int rank,
+                                     const std::string& who) {
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kInterrupted);
+    EXPECT_EQ(result.error().message,
+              Text("interrupted as rank ", rank, " waited for ", who));
+  };
+  // The socket listens, and nobody serves it.
+  expect_interrupted(Store::Open(options), 1, "rank 0");
+  {
+    const auto store = Store::Open(LocalStore(socket, 0));
+    ASSERT_TRUE(store);
+    EXPECT_TRUE((*store)->Set("key", "value"));
+    (*store)->set_stop(&stop);
+    // What is answered is no wait.
+    EXPECT_EQ((*store)->Get("key", Duration{}, "it").value(), "value");
+    expect_interrupted(
+        (*store)->Get("missing", Duration::FromSeconds(60), "rank 1"), 0,
+        "rank 1");
+  }
+  // Nobody listens.
+  expect_interrupted(Store::Open(options), 1, "rank 0");
+}
+
+TEST(ShmWorldTest, AnInterruptEndsTheMeeting) {
+  const std::atomic<bool> stop = true;
+  const ListeningSocket socket = ListenOnLoopback().value();
+  StoreOptions options = LocalStore(socket, 0);
+  options.timeout = Duration::FromSeconds(60);
+  options.stop = &stop;
+  const auto store = Store::Open(options);
+  ASSERT_TRUE(store) << store.error().ToString();
+  const auto world = MakeShmWorld(0, 2, **store);
+  ASSERT_FALSE(world);
+  EXPECT_EQ(world.error().code, ErrorCode::kInterrupted);
+  EXPECT_EQ(world.error().message, "interrupted as rank 0 waited for rank 1");
+}
+
+TEST(StoreTest, ALateRankZeroIsNamedOnce) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  close(socket.fd);
+  std::atomic<bool> told = false;
+  std::string who;
+  StoreOptions options = LocalStore(socket, 1);
+  options.timeout = Duration::FromSeconds(60);
+  options.patience = Duration::FromSeconds(0.05);
+  options.waiting = [&](const std::string& whom) {
+    who += whom;
+    told = true;
+  };
+  std::atomic<bool> met = false;
+  std::thread late([&] {
+    while (!told && !met) usleep(1000);
+    usleep(200'000);
+    StoreOptions zero = LocalStore(socket, 0);
+    zero.listen_fd = -1;
+    const auto store = Store::Open(zero);
+    EXPECT_TRUE(store) << store.error().ToString();
+    while (!met) usleep(1000);
+  });
+  const auto store = Store::Open(options);
+  EXPECT_TRUE(store) << store.error().ToString();
+  met = true;
+  late.join();
+  EXPECT_EQ(who, "rank 0");
+}
+
+// The time that a late rank took is not there for the next.
+TEST(ShmWorldTest, ARankThatDoesNotComeIsAnErrorAtOneDeadline) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const auto options = [&](int rank) {
+    StoreOptions result = LocalStore(socket, rank);
+    result.size = 3;
+    result.timeout = Duration::FromSeconds(2);
+    return result;
+  };
+  const auto store = Store::Open(options(0));
+  ASSERT_TRUE(store);
+  std::thread rank1([&] {
+    usleep(300'000);
+    const auto mine = Store::Open(options(1));
+    ASSERT_TRUE(mine);
+    const auto world = MakeShmWorld(1, 3, **mine);
+    ASSERT_FALSE(world);
+    EXPECT_THAT(world.error().message,
+                MatchesRegex("waited [01][.0-9]* s in vain for rank 0 and the "
+                             "ranks that it waits for .*"));
+  });
+  const auto world = MakeShmWorld(0, 3, **store);
+  ASSERT_FALSE(world);
+  EXPECT_THAT(
+      world.error().message,
+      MatchesRegex("rank 2 has not come: waited [01][.0-9]* s in vain for "
+                   "rank 2 \\(the job's store is at .*"));
+  rank1.join();
+}
+
+std::vector<int> ConnectAndSayNothing(int port, int connections) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::vector<int> fds;
+  for (int i = 0; i < connections; ++i) {
+    fds.push_back(::socket(AF_INET, SOCK_STREAM, 0));
+    EXPECT_EQ(connect(fds.back(), reinterpret_cast<sockaddr*>(&address),
+                      sizeof(address)),
+              0);
+  }
+  return fds;
+}
+
+// Leaves this process few more descriptors than it has.
+void LimitDescriptors() {
+  const int next = dup(0);
+  close(next);
+  const rlimit few = {static_cast<rlim_t>(next) + 8,
+                      static_cast<rlim_t>(next) + 8};
+  setrlimit(RLIMIT_NOFILE, &few);
+}
+
+TEST(StoreTest, NoDescriptorForARankEndsTheJob) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const auto options = [&](int rank) {
+    StoreOptions result = LocalStore(socket, rank);
+    result.size = 40;
+    return result;
+  };
+  const StoreProcess server(options(0), LimitDescriptors);
+  const auto store = Store::Open(options(1));
+  ASSERT_TRUE(store) << store.error().ToString();
+  ASSERT_TRUE((*store)->Get("rank 0 has come", Duration::FromSeconds(10), ""));
+  const auto silent = ConnectAndSayNothing(socket.port, 10);
+  const auto told = (*store)->Get("key", Duration::FromSeconds(10), "it");
+  for (const int fd : silent) close(fd);
+  ASSERT_FALSE(told);
+  EXPECT_EQ(told.error().code, ErrorCode::kUnavailable);
+  EXPECT_EQ(told.error().message,
+            "rank 0 has no file descriptor for a further rank (2 of 40 have "
+            "come): Too many open files; raise its ulimit -n");
+  // A rank that comes when there is one learns it, too.
+  const auto late = Store::Open(options(2));
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error(), told.error());
+}
+
+TEST(StoreTest, NoDescriptorForAStrangerHarmsNobody) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const StoreProcess server(LocalStore(socket, 0), LimitDescriptors);
+  const auto store = Store::Open(LocalStore(socket, 1));
+  ASSERT_TRUE(store) << store.error().ToString();
+  ASSERT_TRUE((*store)->Get("rank 0 has come", Duration::FromSeconds(10), ""));
+  const auto silent = ConnectAndSayNothing(socket.port, 10);
+  usleep(100'000);
+  EXPECT_TRUE((*store)->Set("key", "value"));
+  for (const int fd : silent) close(fd);
+  StoreOptions options = LocalStore(socket, 1);
+  options.job_id = "another";
+  const auto refused = Store::Open(options);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("serves another job"));
+  EXPECT_EQ((*store)->Get("key", Duration{}, "it").value(), "value");
+}
+
+// Where more are allowed.
+TEST(StoreTest, RankZeroTakesTheDescriptorsThatItMayHave) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const StoreProcess server(LocalStore(socket, 0), [] {
+    rlimit limit = {};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, 64);
+    setrlimit(RLIMIT_NOFILE, &limit);
+  });
+  const auto silent = ConnectAndSayNothing(socket.port, 80);
+  const auto store = Store::Open(LocalStore(socket, 1));
+  EXPECT_TRUE(store) << store.error().ToString();
+  for (const int fd : silent) close(fd);
 }
 
 TEST(StoreTest, AnotherJobIsRefused) {
@@ -1217,7 +1495,7 @@ TEST(StoreTest, PortInUseAndNobodyThere) {
 
   close(socket.fd);
   options = LocalStore(socket, 1);
-  options.connect_timeout = Duration::FromSeconds(0.2);
+  options.timeout = Duration::FromSeconds(0.2);
   const auto lonely = Store::Open(options);
   ASSERT_FALSE(lonely);
   EXPECT_THAT(
@@ -1260,7 +1538,7 @@ TEST(StoreTest, WrongProtocolIsAnError) {
 TEST(StoreTest, AListenerThatSaysNothingIsAnError) {
   const ListeningSocket socket = ListenOnLoopback().value();
   StoreOptions options = LocalStore(socket, 1);
-  options.connect_timeout = Duration::FromSeconds(0.2);
+  options.timeout = Duration::FromSeconds(0.2);
   const auto store = Store::Open(options);
   close(socket.fd);
   ASSERT_FALSE(store);

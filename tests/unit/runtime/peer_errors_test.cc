@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
+
+#include "runtime/comm/text.h"
 
 namespace tessera {
 namespace {
@@ -83,6 +86,18 @@ TEST(PeerErrorsTest, CallsThatDifferInNeitherNameNorBytesSaySo) {
       CallsDiffer(4, {"broadcast", 8}, 5, {"broadcast", 8}, group).message,
       "ranks disagree: rank 4 calls broadcast of 8 bytes in group {4,5}, rank "
       "5 broadcast of 8 bytes with other counts, element type or root");
+}
+
+TEST(PeerErrorsTest, AnErrorComesOutAsItWentIn) {
+  for (const Error& error :
+       {InvalidInput("bad"), RankAborted(3, "disk full"), Unavailable(""),
+        Error{ErrorCode::kInterrupted, "interrupted", ""}}) {
+    EXPECT_EQ(UnpackError(PackError(error)), error);
+  }
+  for (const std::string bytes : {"", "5text", "/text", "text"}) {
+    EXPECT_EQ(UnpackError(bytes), std::nullopt) << bytes;
+  }
+  EXPECT_EQ(UnpackError(std::string(8, '\0')), std::nullopt);
 }
 
 }  // namespace
