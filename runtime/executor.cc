@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "planner/base/divide.h"
 #include "planner/lower/message_channels.h"
 #include "planner/plan/sequence_order.h"
 #include "runtime/device/staging.h"
@@ -193,13 +194,13 @@ void RankExecutor::ExpectPersistent() {
     const Value& value = tasks_.values[v];
     if (!value.persistent || value.tier != MemoryTier::kDevice) continue;
     constexpr int64_t kUnit = RankDevice::kAlignment;
-    bytes[value.category] +=
-        (buffer_bytes_[v].value + kUnit - 1) / kUnit * kUnit;
+    bytes[value.category] += RoundUp(buffer_bytes_[v].value, kUnit);
   }
   for (const auto& [category, sum] : bytes) device_.Expect({sum}, category);
 }
 
-// The host's buffers are such as the file reads and writes directly.
+// The host's buffers are such as the file reads and writes directly, and such
+// as are pinned: in pages of their own.
 Result<void> RankExecutor::OpenTiers(const FileTierOptions& files) {
   if (weights_ != nullptr) {
     // Values have the same numbers, and the other one does not run.
@@ -216,8 +217,9 @@ Result<void> RankExecutor::OpenTiers(const FileTierOptions& files) {
     file = file || value.tier == MemoryTier::kFile;
   }
   if (host || file) {
-    host_ = file ? std::make_shared<CpuDevice>(1, true, kFileBlockBytes)
-                 : std::make_shared<CpuDevice>();
+    host_ = file || queues_ != nullptr
+                ? std::make_shared<CpuDevice>(1, true, kFileBlockBytes)
+                : std::make_shared<CpuDevice>();
   }
   if (file) {
     layout_ = LayOutFile(tasks_, buffer_bytes_);

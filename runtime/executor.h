@@ -348,6 +348,7 @@ class RankExecutor {
   StepParts jobs_apart_;
   std::vector<int> follows_;  // by job: the one with whose end it begins, or -1
   std::vector<int> queue_of_;
+  std::map<StreamRole, std::vector<int>> queues_of_role_;
   // With graphs: the parts of a step; by part the graph's number, or -1, and
   // its name; how many more steps run without graphs.
   StepParts parts_;

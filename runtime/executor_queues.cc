@@ -1,7 +1,9 @@
 // RankExecutor on a device with queues.
 
 #include <chrono>
+#include <utility>
 
+#include "planner/base/divide.h"
 #include "runtime/executor.h"
 
 namespace tessera {
@@ -65,13 +67,22 @@ Result<void> RankExecutor::PlanQueues() {
     roles[static_cast<size_t>(jobs_[i].stream)] =
         tasks_.task(work_[i].task).stream;
   }
-  // Queue 0 is that of computation.
+  // Queue 0 is that of computation. Those of the executor whose weights these
+  // are serve: the two do not run at the same time.
+  if (weights_ != nullptr) queues_of_role_ = weights_->queues_of_role_;
+  std::map<StreamRole, size_t> used;
   for (StreamRole role : roles) {
-    int queue = 0;
-    if (role != StreamRole::kCompute) {
-      TESSERA_TRY(queue, queues_->MakeQueue(role));
+    if (role == StreamRole::kCompute) {
+      queue_of_.push_back(0);
+      continue;
     }
-    queue_of_.push_back(queue);
+    std::vector<int>& queues = queues_of_role_[role];
+    const size_t next = used[role]++;
+    if (next == queues.size()) {
+      TESSERA_TRY(const int made, queues_->MakeQueue(role));
+      queues.push_back(made);
+    }
+    queue_of_.push_back(queues[next]);
   }
   TESSERA_RETURN_IF_ERROR(PlaceTier(MemoryTier::kDevice));
   if (host_ != nullptr) {
@@ -129,8 +140,8 @@ Result<void> RankExecutor::UseGraphs() {
   return PlaceLoads();
 }
 
-// Gives all loads of a step their places in one piece of memory: what is pinned
-// shares no page.
+// Gives all loads of a step their places in one piece of memory, which is
+// pinned at once.
 Result<void> RankExecutor::PlaceLoads() {
   constexpr size_t kAligned = 64;
   std::vector<size_t> offsets;
@@ -140,7 +151,7 @@ Result<void> RankExecutor::PlaceLoads() {
       offsets.push_back(size);
       const auto bytes =
           static_cast<size_t>(block.elements() * SizeOf(block.dtype));
-      size += (bytes + kAligned - 1) / kAligned * kAligned;
+      size += RoundUp(bytes, kAligned);
     }
   }
   if (size == 0) return {};
@@ -382,7 +393,9 @@ Result<Timeline> RankExecutor::RunInQueues() {
   if (auto done = finish(); !done) return fail(done.error());
   Timeline timeline;
   if (!replays) {
-    TESSERA_TRY(timeline, TimelineOfQueues());
+    auto timed = TimelineOfQueues();
+    if (!timed) return fail(timed.error());
+    timeline = std::move(*timed);
     runs_singly_ = std::max(0, runs_singly_ - 1);
   }
   // With what the host does before and behind: that is a part of each step.

@@ -180,7 +180,8 @@ run_tests() {
 # tests in each process.
 parity() {
   local filter='*CudaKernel*:*FusedKernel*:*ProductKernels*:*RankSum*'
-  filter+=':CublasLtMatMulGpuTest.*:*RowsApart*'
+  filter+=':CublasLtMatMulGpuTest.*:*RowsApart*:*KernelLimits*'
+  filter+=':*LittleWorkspace*'
   local shares=$((($(nproc) + 1) / 2)) share failed=0
   ((shares > 8)) && shares=8
   local pids=()

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "planner/base/divide.h"
 #include "runtime/device/cuda_copy.h"
 
 namespace tessera {
@@ -55,8 +56,7 @@ cudaError_t Launch(void* to, const void* from, const StridedCopy& copy,
   // Some waves on any device of today (an H200 runs 132 x 8 such blocks at
   // once); each thread loops over the rest.
   constexpr int64_t kMostBlocks = 4096;
-  const int64_t blocks =
-      std::min((words.words + kThreads - 1) / kThreads, kMostBlocks);
+  const int64_t blocks = std::min(DivideUp(words.words, kThreads), kMostBlocks);
   CopyWords<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
       static_cast<Word*>(to), static_cast<const Word*>(from), words);
   return cudaGetLastError();

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "planner/base/divide.h"
 #include "runtime/kernels/kernel.h"
 
 namespace tessera {
@@ -30,7 +31,7 @@ struct MatrixRun {
   }
   // The rows of which there is some element.
   Range Rows() const {
-    return {run.begin / columns, (run.end + columns - 1) / columns};
+    return {run.begin / columns, DivideUp(run.end, columns)};
   }
   // The columns of a row that are here.
   Range Columns(int64_t row) const {

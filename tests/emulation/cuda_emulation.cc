@@ -139,6 +139,7 @@ class Machine {
  public:
   std::mutex mutex;
   Rng order{1};
+  bool runs_blocks = true;
 
   void Run(const std::function<void()>& thread, dim3 grid, dim3 block,
            size_t shared_bytes, std::string* error) {
@@ -148,7 +149,8 @@ class Machine {
     threads_in_block_ = block.x * block.y * block.z;
     error_.clear();
     if (threads_in_block_ == 0 || threads_in_block_ > kMostThreads ||
-        block.z > 64 || grid.y > 65535 || grid.z > 65535) {
+        block.z > 64 || grid.x > 0x7fffffff || grid.y > 65535 ||
+        grid.z > 65535) {
       error_ = "no device launches a grid of " + Text(grid.x, grid.y, grid.z) +
                " blocks of " + Text(block.x, block.y, block.z) + " threads";
     } else if (shared_bytes > kMostShared) {
@@ -159,6 +161,8 @@ class Machine {
       MakeStack(threads_.emplace_back().fiber);
       Begin(threads_.back().fiber, Entry);
     }
+    if (error->empty()) *error = error_;
+    if (!runs_blocks) return;
     std::vector<unsigned> blocks(size_t{grid.x} * grid.y * grid.z);
     std::iota(blocks.begin(), blocks.end(), 0);
     for (size_t left = blocks.size(); left > 0 && error_.empty(); --left) {
@@ -347,6 +351,10 @@ void Run(const std::function<void()>& thread, dim3 grid, dim3 block,
   Machine& machine = TheMachine();
   const std::scoped_lock lock(machine.mutex);
   machine.Run(thread, grid, block, shared_bytes, error);
+}
+
+void SetRunsBlocks(bool yes) {
+  TheMachine().runs_blocks = yes;
 }
 
 void SetSeed(uint64_t seed) {

@@ -61,6 +61,10 @@ void Run(const std::function<void()>& thread, dim3 grid, dim3 block,
 // The orders of blocks and threads of the launches that follow.
 void SetSeed(uint64_t seed);
 
+// Whether the launches that follow run their blocks, as at first, or are only
+// checked.
+void SetRunsBlocks(bool yes);
+
 // The running block's variable of that tag, `bytes` large.
 void* SharedVariable(const void* tag, size_t bytes);
 template <typename T>

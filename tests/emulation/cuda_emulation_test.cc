@@ -333,6 +333,15 @@ TEST(PlantedKernelMistake, RaceBetweenBlocks) {
 
 __global__ void Nothing() {}
 
+// Without running a block.
+TEST(PlantedKernelMistake, ImpossibleLaunchThatIsOnlyChecked) {
+  emulation::SetRunsBlocks(false);
+  EXPECT_EQ(ErrorOf(ExitEarly, 1, 100, 0, 70), "");
+  EXPECT_THAT(ErrorOf(Nothing, dim3(1, 1, 70000), 1, 0),
+              HasSubstr("no device launches"));
+  emulation::SetRunsBlocks(true);
+}
+
 TEST(PlantedKernelMistake, ImpossibleLaunch) {
   EXPECT_THAT(ErrorOf(Nothing, 1, 1025, 0), HasSubstr("no device launches"));
   EXPECT_THAT(ErrorOf(Nothing, dim3(1, 70000), 1, 0),

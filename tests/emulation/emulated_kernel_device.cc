@@ -50,6 +50,11 @@ class EmulatedDevice : public KernelDevice {
     emulation::SetSeed(seed);
   }
 
+  bool OnlyCheckLaunches(bool yes) override {
+    emulation::SetRunsBlocks(!yes);
+    return true;
+  }
+
   CudaQueue& queue() override {
     return queue_;
   }

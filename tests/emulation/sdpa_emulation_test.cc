@@ -190,6 +190,12 @@ TEST_F(SdpaEmulationTest, WholeOrderedRowsGoToCudnn) {
   Expect(2);
 }
 
+// 4 bytes for each of a sample's 9 x 6 log-sum-exps.
+TEST_F(SdpaEmulationTest, SamplesGoInPiecesOfTheWorkspace) {
+  queue_.workspace_bytes = 4 * kS * kG * kR;
+  Expect(2 * kB);
+}
+
 TEST_F(SdpaEmulationTest, WhatItDoesNotTakeDoesNot) {
   sdpa_.takes = false;
   Expect(0);

@@ -486,7 +486,7 @@ TEST_F(CudaKernelCalls, NoLabelIsCounted) {
   EXPECT_EQ(loss[0].At(0), 0);
 }
 
-// A masked vocabulary (padding) is minus infinity, even as a whole shard.
+// A masked vocabulary (padding) is minus infinity; here but for one logit.
 TEST_F(CudaKernelCalls, LogitsOfMinusInfinity) {
   HostTensor logits({1, 1, 20}, DType::kFloat32,
                     std::vector<double>(20, -INFINITY));
@@ -497,6 +497,32 @@ TEST_F(CudaKernelCalls, LogitsOfMinusInfinity) {
                                   {logits, labels, Scalar(1)},
                                   {HostTensor({1, 1, 3}, DType::kFloat32)}});
   EXPECT_EQ(state[0].Values(), (std::vector<double>{1, 1, 1}));
+}
+
+// Of logits 1, 2, -inf, -inf in shards of two.
+TEST_F(CudaKernelCalls, AWholeShardOfLogitsOfMinusInfinity) {
+  const HostTensor logits({1, 1, 4}, DType::kFloat32,
+                          {1, 2, -INFINITY, -INFINITY});
+  const HostTensor labels({1, 1}, DType::kInt32, {0});
+  std::vector<double> states;
+  for (const int64_t first : {0, 2}) {
+    const Tensors state =
+        Run("cross_entropy.state",
+            {{},
+             {logits.Part(2, first, first + 2), labels, Scalar(1)},
+             {HostTensor({1, 1, 3}, DType::kFloat32)}});
+    const std::vector<double> values = state[0].Values();
+    states.insert(states.end(), values.begin(), values.end());
+  }
+  EXPECT_EQ(states[3], -INFINITY);
+  EXPECT_EQ(states[4], 0);
+  const HostTensor both({2, 1, 1, 3}, DType::kFloat32, states);
+  const Tensors loss =
+      Run("cross_entropy", {{},
+                            {logits, labels, Scalar(1), both},
+                            {Scalar(0), HostTensor({1, 1}, DType::kFloat32)}});
+  EXPECT_NEAR(loss[0].At(0), std::log(1 + std::exp(1)), 1e-6);
+  EXPECT_NEAR(loss[1].At(0), 1 + std::log(1 + std::exp(1)), 1e-6);
 }
 
 TEST_F(CudaKernelCalls, EmptyTensors) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <utility>
 #include <vector>
 
 namespace tessera {
@@ -101,6 +102,9 @@ LocalTensor AsTensor(StepNumbers& numbers) {
   return tensor;
 }
 
+std::string ErrorOnDevice(KernelDevice& device, const Kernel& kernel,
+                          const KernelCall& call, bool in_place);
+
 }  // namespace
 
 void RunOnDevice(KernelDevice& device, std::string_view kernel,
@@ -112,6 +116,20 @@ void RunOnDevice(KernelDevice& device, std::string_view kernel,
 
 void RunOnDevice(KernelDevice& device, const Kernel& kernel,
                  const KernelCall& call, bool in_place) {
+  EXPECT_EQ(ErrorOnDevice(device, kernel, call, in_place), "") << kernel.name;
+}
+
+std::string ErrorOnDevice(KernelDevice& device, std::string_view kernel,
+                          const KernelCall& call, bool in_place) {
+  const auto found = FindCudaKernel(kernel);
+  EXPECT_TRUE(found) << found.error().message;
+  return ErrorOnDevice(device, **found, call, in_place);
+}
+
+namespace {
+
+std::string ErrorOnDevice(KernelDevice& device, const Kernel& kernel,
+                          const KernelCall& call, bool in_place) {
   std::vector<std::unique_ptr<OnDevice>> tensors;
   const auto upload = [&](std::span<const LocalTensor> side, bool filled) {
     std::vector<LocalTensor> uploaded(side.begin(), side.end());
@@ -142,9 +160,10 @@ void RunOnDevice(KernelDevice& device, const Kernel& kernel,
                          (is_operand ? "operand " : "result ") +
                          std::to_string(is_operand ? i : i - operands.size()));
   }
-  EXPECT_EQ(device.queue().error, "") << kernel.name;
-  device.queue().error.clear();
+  return std::exchange(device.queue().error, {});
 }
+
+}  // namespace
 
 void RunListOnDevice(KernelDevice& device, std::string_view kernel,
                      std::span<const KernelCall> calls) {

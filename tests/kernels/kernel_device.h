@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "runtime/kernels/cuda/queue.h"
@@ -29,6 +30,9 @@ class KernelDevice {
   // Another order of threads and blocks for the kernels that follow, where the
   // device can choose.
   virtual void Reorder(uint64_t) {}
+  // From now on launches are checked, but nothing runs, or no longer so; false
+  // where the device has no such choice.
+  virtual bool OnlyCheckLaunches(bool) { return false; }
 
   virtual CudaQueue& queue() = 0;
 };
@@ -45,6 +49,9 @@ void RunOnDevice(KernelDevice& device, const Kernel& kernel,
                  const KernelCall& call, bool in_place);
 void RunOnDevice(KernelDevice& device, std::string_view kernel,
                  const KernelCall& call, bool in_place);
+// The same of a call that may fail: the queue's error.
+std::string ErrorOnDevice(KernelDevice& device, std::string_view kernel,
+                          const KernelCall& call, bool in_place);
 // The same of several calls by Kernel::run_list, which work in place. Tensors
 // with one address are one.
 void RunListOnDevice(KernelDevice& device, std::string_view kernel,

@@ -12,39 +12,29 @@
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/gemm.h"
 #include "runtime/kernels/cpu/vector.h"
+#include "runtime/kernels/window.h"
 
 namespace tessera {
 namespace {
 
-// One direction: where windows lie in a block.
-struct Axis {
-  int64_t in = 0;      // extent of the image's block
-  int64_t window = 0;  // elements
-  int64_t out = 0;     // extent of the result's block
-  int64_t stride = 1;
-  int64_t dilation = 1;
-  int64_t first = 0;  // of window 0, in the block
+// The windows [begin, end) whose element `k` is inside.
+struct Run {
+  int64_t begin = 0;
+  int64_t end = 0;
 
-  // The place in the image of element `k` of window `o`; may be outside.
-  int64_t At(int64_t o, int64_t k) const {
-    return first + o * stride + k * dilation;
-  }
-  struct Run {
-    int64_t begin = 0;
-    int64_t end = 0;
-  };
-  // The windows [begin, end) whose element `k` is inside.
-  Run Inside(int64_t k) const {
-    const int64_t begin = At(0, k);
-    const int64_t least = begin < 0 ? DivideUp(-begin, stride) : 0;
-    const int64_t most = begin < in ? (in - 1 - begin) / stride + 1 : 0;
-    return {std::min(least, out), std::clamp(most, std::min(least, out), out)};
+  Run(const WindowAxis& axis, int64_t k) {
+    const int64_t first = axis.At(0, k);
+    const int64_t least = first < 0 ? DivideUp(-first, axis.stride) : 0;
+    const int64_t most =
+        first < axis.in ? (axis.in - 1 - first) / axis.stride + 1 : 0;
+    begin = std::min(least, axis.out);
+    end = std::clamp(most, begin, axis.out);
   }
 };
 
 struct Convolution : ConvolutionExtents {
-  Axis y;
-  Axis x;
+  WindowAxis y;
+  WindowAxis x;
 
   int64_t depth() const { return in * y.window * x.window; }
   int64_t places() const { return y.out * x.out; }
@@ -53,26 +43,16 @@ struct Convolution : ConvolutionExtents {
 
 Convolution ConvolutionOf(const KernelCall& call,
                           const ConvolutionCall& tensors) {
-  const auto axis = [&](size_t from_last, const char* stride, const char* pad,
-                        const char* dilation) {
-    const auto last = [&](const std::vector<int64_t>& v) {
-      return v[v.size() - from_last];
-    };
-    Axis a;
-    a.in = last(tensors.image->shape);
-    a.window = last(tensors.weight->shape);
-    a.out = last(tensors.result->shape);
-    a.stride = static_cast<int64_t>(call.attribute(stride));
-    a.dilation = static_cast<int64_t>(call.attribute(dilation));
-    a.first = last(tensors.result->offset) * a.stride -
-              static_cast<int64_t>(call.attribute(pad)) -
-              last(tensors.image->offset);
-    return a;
-  };
+  const Shape& weight = tensors.weight->shape;
   Convolution c = {tensors.extents, {}, {}};
-  c.y = tensors.tall ? axis(2, "stride_height", "pad_top", "dilation_height")
-                     : Axis{.in = 1, .window = 1, .out = 1};
-  c.x = axis(1, "stride_width", "pad_left", "dilation_width");
+  c.y = WindowAxisOf(call, 2, *tensors.image, *tensors.result);
+  c.x = WindowAxisOf(call, 1, *tensors.image, *tensors.result);
+  if (tensors.tall) {
+    c.y.window = weight[weight.size() - 2];
+    c.y.dilation = static_cast<int64_t>(call.attribute("dilation_height"));
+  }
+  c.x.window = weight.back();
+  c.x.dilation = static_cast<int64_t>(call.attribute("dilation_width"));
   return c;
 }
 
@@ -83,10 +63,10 @@ void ToColumns(const Convolution& c, const T* image, T* columns) {
     const T* const plane = image + channel * c.y.in * c.x.in;
     for (int64_t k = 0; k < c.y.window; ++k) {
       for (int64_t l = 0; l < c.x.window; ++l) {
-        const Axis::Run inside = c.x.Inside(l);
+        const Run inside(c.x, l);
         for (int64_t y = 0; y < c.y.out; ++y, columns += c.x.out) {
           const int64_t row = c.y.At(y, k);
-          if (row < 0 || row >= c.y.in) {
+          if (!c.y.Inside(row)) {
             std::fill_n(columns, c.x.out, T{0});
             continue;
           }
@@ -109,10 +89,10 @@ void FromColumns(const Convolution& c, const T* columns, T* image) {
     T* const plane = image + channel * c.y.in * c.x.in;
     for (int64_t k = 0; k < c.y.window; ++k) {
       for (int64_t l = 0; l < c.x.window; ++l) {
-        const Axis::Run inside = c.x.Inside(l);
+        const Run inside(c.x, l);
         for (int64_t y = 0; y < c.y.out; ++y, columns += c.x.out) {
           const int64_t row = c.y.At(y, k);
-          if (row < 0 || row >= c.y.in) continue;
+          if (!c.y.Inside(row)) continue;
           T* const to = plane + row * c.x.in + c.x.At(0, l);
           for (int64_t x = inside.begin; x < inside.end; ++x) {
             to[x * c.x.stride] += columns[x];

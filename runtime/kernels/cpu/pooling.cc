@@ -2,36 +2,20 @@
 // signals, which are planes of one row.
 
 #include <algorithm>
-#include <limits>
 
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/vector.h"
+#include "runtime/kernels/window.h"
 
 namespace tessera {
 namespace {
 
-// One direction of the windows over a plane. Of the image and of the result
-// there may be a shard; the image's holds all of each window that is looked at.
-struct Axis {
-  int64_t in = 0;
-  int64_t out = 0;
-  int64_t window = 0;
-  int64_t stride = 0;
-  int64_t pad = 0;
-  int64_t first = 0;  // where window 0 begins, maybe in the padding
-  // Where the whole image begins and ends, in the shard.
-  int64_t low = 0;
-  int64_t high = 0;
-
-  int64_t place(int64_t o) const { return first + o * stride; }
-  int64_t begin(int64_t o) const { return std::max(low, place(o)); }
-  int64_t end(int64_t o) const { return std::min(high, place(o) + window); }
-};
-
+// Of the image there may be a shard; it holds all of each window that is looked
+// at.
 struct Planes {
   int64_t count = 0;
-  Axis y;
-  Axis x;
+  WindowAxis y;
+  WindowAxis x;
   int64_t in() const { return y.in * x.in; }
   int64_t out() const { return y.out * x.out; }
 };
@@ -39,24 +23,11 @@ struct Planes {
 // Of images like `image` with results like `result`.
 Planes PlanesOf(const KernelCall& call, const LocalTensor& image,
                 const LocalTensor& result) {
-  const auto whole = [&](std::string_view name) {
-    return static_cast<int64_t>(call.attribute(name));
-  };
-  const size_t n = image.shape.size();
   Planes planes;
-  const auto axis = [&](size_t d, std::string_view window,
-                        std::string_view stride, std::string_view pad) {
-    Axis a = {image.shape[d], result.shape[d], whole(window), whole(stride),
-              whole(pad)};
-    a.first = result.offset[d] * a.stride - a.pad - image.offset[d];
-    a.low = -image.offset[d];
-    a.high = image.global_shape[d] + a.low;
-    return a;
-  };
-  planes.y = call.rule->FactorOf('h') >= 0
-                 ? axis(n - 2, "window_height", "stride_height", "pad_top")
-                 : Axis{.in = 1, .out = 1, .window = 1, .stride = 1, .high = 1};
-  planes.x = axis(n - 1, "window_width", "stride_width", "pad_left");
+  planes.y = WindowAxisOf(call, 2, image, result);
+  planes.x = WindowAxisOf(call, 1, image, result);
+  planes.y.window = static_cast<int64_t>(call.attribute("window_height"));
+  planes.x.window = static_cast<int64_t>(call.attribute("window_width"));
   planes.count = image.elements() / planes.in();
   return planes;
 }
@@ -73,9 +44,9 @@ void ForEachPlane(const KernelCall& call, const Planes& planes, F f) {
 // The place of the first of the largest elements of window (y, x).
 template <typename T>
 int64_t LargestOf(const Planes& planes, const T* plane, int64_t y, int64_t x) {
-  int64_t largest = planes.y.begin(y) * planes.x.in + planes.x.begin(x);
-  for (int64_t i = planes.y.begin(y); i < planes.y.end(y); ++i) {
-    for (int64_t j = planes.x.begin(x); j < planes.x.end(x); ++j) {
+  int64_t largest = planes.y.Begin(y) * planes.x.in + planes.x.Begin(x);
+  for (int64_t i = planes.y.Begin(y); i < planes.y.End(y); ++i) {
+    for (int64_t j = planes.x.Begin(x); j < planes.x.End(x); ++j) {
       const int64_t at = i * planes.x.in + j;
       if (plane[at] > plane[largest]) largest = at;
     }
@@ -104,9 +75,9 @@ struct Run {
   int64_t begin = 0;
   int64_t end = 0;
 
-  Run(const Axis& a, int64_t o)
-      : begin(std::max<int64_t>(0, a.begin(o))),
-        end(std::min(a.in, a.end(o))) {}
+  Run(const WindowAxis& a, int64_t o)
+      : begin(std::max<int64_t>(0, a.Begin(o))),
+        end(std::min(a.in, a.End(o))) {}
   bool empty() const { return begin >= end; }
 };
 
@@ -143,13 +114,13 @@ void MaxPoolDx(const KernelCall& call) {
 // of the padded image, which ends where the last window of full padding does.
 int64_t Counted(const Planes& planes, bool count_pad, int64_t y, int64_t x) {
   if (count_pad) {
-    const auto length = [](const Axis& a, int64_t o) {
-      return std::min(a.place(o) + a.window, a.high + a.pad) - a.place(o);
+    const auto length = [](const WindowAxis& a, int64_t o) {
+      return std::min(a.At(o, 0) + a.window, a.high + a.pad) - a.At(o, 0);
     };
     return length(planes.y, y) * length(planes.x, x);
   }
-  return (planes.y.end(y) - planes.y.begin(y)) *
-         (planes.x.end(x) - planes.x.begin(x));
+  return (planes.y.End(y) - planes.y.Begin(y)) *
+         (planes.x.End(x) - planes.x.Begin(x));
 }
 
 // x -> y.
@@ -164,8 +135,8 @@ void AveragePool(const KernelCall& call) {
     for (int64_t y = 0; y < planes.y.out; ++y) {
       for (int64_t x = 0; x < planes.x.out; ++x) {
         double sum = 0;
-        for (int64_t i = planes.y.begin(y); i < planes.y.end(y); ++i) {
-          for (int64_t j = planes.x.begin(x); j < planes.x.end(x); ++j) {
+        for (int64_t i = planes.y.Begin(y); i < planes.y.End(y); ++i) {
+          for (int64_t j = planes.x.Begin(x); j < planes.x.End(x); ++j) {
             sum += in[i * planes.x.in + j];
           }
         }

@@ -3,6 +3,7 @@
 // read where they lie. A negative clip coefficient skips the step.
 
 #include "runtime/kernels/adafactor.h"
+#include "runtime/kernels/cuda/pieces.h"
 #include "runtime/kernels/cuda/reduce.h"
 #include "runtime/loss_scale.h"
 
@@ -225,26 +226,35 @@ void CallSums(const KernelCall& call) {
   }
   const Range rows = part.Rows();
   if (rows.size() == 0) return;
+  // As many rows at a time as have a sum in the workspace.
+  const auto bytes_of = [](int64_t n) { return n * int64_t{sizeof(double)}; };
+  const int64_t piece =
+      PieceOf(rows.size(), rows.size(), *call.queue, bytes_of);
   auto* const sums = reinterpret_cast<double*>(
-      call.queue->Workspace(rows.size() * int64_t{sizeof(double)}, "a sum"));
+      call.queue->Workspace(bytes_of(piece), "a sum"));
   if (sums == nullptr) return;
   const int64_t first_matrix = rows.begin / part.rows;
-  const int64_t end_matrix = (rows.end + part.rows - 1) / part.rows;
+  const int64_t end_matrix = DivideUp(rows.end, part.rows);
   const int64_t first_total = gradient.offset[0] - call.results[2].offset[0];
   ByType({gradient}, [&]<typename T>() {
-    if (part.columns >= kLongRow) {
-      Launch(SumRows<T>, static_cast<unsigned>(rows.size()), kThreads, 0,
-             *call.queue, Elements<T>(gradient), coefficient, place, rows.begin,
-             sums);
-    } else {
-      Launch(SumShortRows<T>, BlocksFor(*call.queue, rows.size()), kThreads, 0,
-             *call.queue, Elements<T>(gradient), coefficient, place, rows.begin,
-             rows.size(), sums);
-    }
-    Launch(AddRows, static_cast<unsigned>(end_matrix - first_matrix),
-           part.rows > kWarp ? kSumThreads : kWarp, 0, *call.queue, sums,
-           rows.begin, rows.end, place, Elements<Any>(call.results[0]),
-           Elements<Any>(call.results[2]), first_total);
+    ForEachPiece(rows.size(), piece, [&](Range of) {
+      const int64_t begin = rows.begin + of.begin;
+      const int64_t end = rows.begin + of.end;
+      if (part.columns >= kLongRow) {
+        Launch(SumRows<T>, static_cast<unsigned>(of.size()), kThreads, 0,
+               *call.queue, Elements<T>(gradient), coefficient, place, begin,
+               sums);
+      } else {
+        Launch(SumShortRows<T>, BlocksFor(*call.queue, of.size()), kThreads, 0,
+               *call.queue, Elements<T>(gradient), coefficient, place, begin,
+               of.size(), sums);
+      }
+      const int64_t matrices = DivideUp(end, part.rows) - begin / part.rows;
+      Launch(AddRows, static_cast<unsigned>(matrices),
+             part.rows > kWarp ? kSumThreads : kWarp, 0, *call.queue, sums,
+             begin, end, place, Elements<Any>(call.results[0]),
+             Elements<Any>(call.results[2]), first_total);
+    });
     if (end_matrix - first_matrix > kFewMatrices) {
       const int64_t columns = (end_matrix - first_matrix) * part.columns;
       Launch(AddColumns<T>, BlocksFor(*call.queue, columns), kThreads, 0,
@@ -464,7 +474,7 @@ template <typename T, typename Variance>
 void CallSumUpdates(const KernelCall& call, Variance variance,
                     size_t coefficient, const LocalTensor& result) {
   const int64_t n = ElementsHere(call);
-  const int64_t blocks = (n + kUpdateElements - 1) / kUpdateElements;
+  const int64_t blocks = DivideUp(n, kUpdateElements);
   auto* const partial = reinterpret_cast<double*>(
       call.queue->Workspace(blocks * int64_t{sizeof(double)}, "a sum"));
   if (partial == nullptr) return;

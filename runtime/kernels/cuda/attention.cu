@@ -10,13 +10,16 @@
 //
 // Workspace: 8 bytes for 32 positions of q and of k; backward 8 bytes for each
 // head and query, too; the gradient of T5's biases 4 bytes for each sample and
-// bias.
+// bias; cuDNN's log-sum-exps 4 bytes for each head and query. Where that is
+// more than there is, samples are worked on in pieces, and backward groups of
+// one sample.
 
 #include <optional>
 
 #include "runtime/kernels/alibi.h"
 #include "runtime/kernels/attributes.h"
 #include "runtime/kernels/cuda/flash.h"
+#include "runtime/kernels/cuda/pieces.h"
 #include "runtime/kernels/cuda/sdpa.h"
 #include "runtime/kernels/relative_bias.h"
 
@@ -25,12 +28,8 @@ namespace {
 
 constexpr float kMinusInfinity = -INFINITY;
 
-int64_t DivideUp(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-int64_t RoundUp(int64_t bytes) {
-  return DivideUp(bytes, 256) * 256;
-}
+// What lies in the workspace begins at multiples of this.
+constexpr int64_t kAligned = 256;
 
 // ---- Before the tiles -------------------------------------------------------
 
@@ -38,7 +37,7 @@ int64_t RoundUp(int64_t bytes) {
 __global__ void __launch_bounds__(kThreads)
     FindRanges(const int32_t* positions, int samples, int n,
                PositionRange* ranges) {
-  const int per_sample = (n + kRangeRows - 1) / kRangeRows;
+  const int per_sample = DivideUp(n, kRangeRows);
   const int64_t range =
       (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kRangeRows;
   if (range >= int64_t{samples} * per_sample) return;
@@ -72,9 +71,10 @@ __global__ void __launch_bounds__(kThreads)
   const AttentionProblem& p = call.problem;
   const int64_t warp = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
   if (warp >= call.statistic_rows()) return;
-  const int head = static_cast<int>(warp % p.heads());
-  const int query = static_cast<int>(warp / p.heads() % call.padded_s);
-  const int sample = static_cast<int>(warp / p.heads() / call.padded_s);
+  const int heads = call.heads();
+  const int head = static_cast<int>(warp % heads);
+  const int query = static_cast<int>(warp / heads % call.padded_s);
+  const int sample = static_cast<int>(warp / heads / call.padded_s);
   const int lane = threadIdx.x % 32;
   float dot = 0;
   float shift = 0;
@@ -216,6 +216,18 @@ struct Biases {
     return slopes[head] * (static_cast<float>(key) - static_cast<float>(query));
   }
 };
+
+Elements<Any> From(Elements<Any> elements, int64_t first) {
+  elements.data =
+      static_cast<std::byte*>(elements.data) + first * SizeOf(elements.dtype);
+  return elements;
+}
+// The biases of heads from this one on.
+Biases FromHead(Biases biases, int head) {
+  if (biases.table.data != nullptr) biases.table = From(biases.table, head);
+  std::copy(biases.slopes + head, std::end(biases.slopes), biases.slopes);
+  return biases;
+}
 
 struct AnyForward {
   AttentionForward call;
@@ -528,8 +540,8 @@ __global__ void AddSamples(const float* partial, int samples, int64_t n,
 
 template <int kWidth>
 dim3 TilesOf(int rows, int heads, int samples) {
-  return dim3(static_cast<unsigned>(DivideUp(rows, kTile<kWidth>)),
-              static_cast<unsigned>(heads), static_cast<unsigned>(samples));
+  return dim3(BlocksOf(rows, kTile<kWidth>), static_cast<unsigned>(heads),
+              static_cast<unsigned>(samples));
 }
 
 template <int kWidth>
@@ -545,9 +557,9 @@ void RunForwardAny(const AnyForward& any, CudaQueue& queue) {
 template <int kWidth>
 void RunBackwardAny(const AnyBackward& any, CudaQueue& queue) {
   const AttentionProblem& p = any.call.problem;
-  Launch(KeyGradientsAny<kWidth>, TilesOf<kWidth>(p.t, p.g, p.b), kThreads,
-         sizeof(BackwardTiles<kWidth>), queue, any);
-  Launch(QueryGradientsAny<kWidth>, TilesOf<kWidth>(p.s, p.heads(), p.b),
+  Launch(KeyGradientsAny<kWidth>, TilesOf<kWidth>(p.t, any.call.groups, p.b),
+         kThreads, sizeof(BackwardTiles<kWidth>), queue, any);
+  Launch(QueryGradientsAny<kWidth>, TilesOf<kWidth>(p.s, any.call.heads(), p.b),
          kThreads, sizeof(BackwardTiles<kWidth>), queue, any);
 }
 
@@ -555,9 +567,10 @@ template <int kWidth>
 void RunBiasGradients(const AnyBackward& any, float* partial,
                       CudaQueue& queue) {
   const AttentionProblem& p = any.call.problem;
-  Launch(BiasGradientsAny<kWidth>,
-         dim3(static_cast<unsigned>(p.heads()), static_cast<unsigned>(p.b)),
-         kThreads, sizeof(BackwardTiles<kWidth>), queue, any, partial);
+  Launch(
+      BiasGradientsAny<kWidth>,
+      dim3(static_cast<unsigned>(any.call.heads()), static_cast<unsigned>(p.b)),
+      kThreads, sizeof(BackwardTiles<kWidth>), queue, any, partial);
 }
 
 // ---- Of every call ----------------------------------------------------------
@@ -590,15 +603,19 @@ AttentionProblem ProblemOf(const KernelCall& call, const LocalTensor& q,
   return p;
 }
 
-// The biases of a call; `bias` is the table of T5's, or null. An error in the
-// queue where the kernels have no room for them.
-Biases BiasesOf(const KernelCall& call, const LocalTensor& q,
-                const LocalTensor* bias) {
+// The biases of a call; `bias` is the table of T5's, or null. Nothing, and an
+// error in the queue, where the kernels have no room for them.
+std::optional<Biases> BiasesOf(const KernelCall& call, const LocalTensor& q,
+                               const LocalTensor* bias) {
   Biases biases;
   if (bias == nullptr) {
     const std::vector<double> slopes = AlibiSlopes(call, q);
-    TESSERA_CHECK(slopes.size() <= kMostBiasedHeads)
-        << slopes.size() << " heads with biases";
+    if (slopes.size() > kMostBiasedHeads) {
+      call.queue->Fail("attention with " + std::to_string(slopes.size()) +
+                       " heads with biases: CUDA kernels have up to " +
+                       std::to_string(kMostBiasedHeads));
+      return std::nullopt;
+    }
     std::ranges::transform(slopes, biases.slopes, [](double slope) {
       return static_cast<float>(slope);
     });
@@ -608,7 +625,7 @@ Biases BiasesOf(const KernelCall& call, const LocalTensor& q,
     call.queue->Fail("attention with " + std::to_string(bias->shape[0]) +
                      " buckets of distances: CUDA kernels have up to " +
                      std::to_string(kMostBuckets));
-    return biases;
+    return std::nullopt;
   }
   const RelativeBuckets buckets = RelativeBucketsOf(call, bias->shape[0]);
   biases.table = Elements<Any>(*bias);
@@ -627,28 +644,28 @@ Biases BiasesOf(const KernelCall& call, const LocalTensor& q,
   return biases;
 }
 
-// So much of the workspace is the ranges'.
-int64_t RangeBytes(const AttentionProblem& p) {
-  const auto bytes = [&](int n) {
-    return RoundUp(p.b * DivideUp(n, kRangeRows) *
-                   static_cast<int64_t>(sizeof(PositionRange)));
-  };
-  return bytes(p.s) + bytes(p.t);
+// So much of the workspace are the ranges of n positions of each sample, and
+// those of queries and keys.
+int64_t RangeBytes(int64_t samples, int n) {
+  return RoundUp(samples * DivideUp(n, kRangeRows) *
+                     static_cast<int64_t>(sizeof(PositionRange)),
+                 kAligned);
+}
+int64_t RangeBytes(const AttentionProblem& p, int64_t samples) {
+  return RangeBytes(samples, p.s) + RangeBytes(samples, p.t);
 }
 
 // Has the ranges found, in the first RangeBytes of the workspace.
 void EnqueueRanges(AttentionProblem& p, CudaQueue& queue) {
   const auto enqueue = [&](const int32_t* positions, int n,
                            PositionRange* ranges) {
-    const int64_t threads = p.b * DivideUp(n, kRangeRows) * kRangeRows;
-    Launch(FindRanges, static_cast<unsigned>(DivideUp(threads, kThreads)),
-           kThreads, 0, queue, positions, p.b, n, ranges);
+    const int64_t threads = int64_t{p.b} * RoundUp(n, kRangeRows);
+    Launch(FindRanges, BlocksOf(threads, kThreads), kThreads, 0, queue,
+           positions, p.b, n, ranges);
   };
   auto* const queries = reinterpret_cast<PositionRange*>(queue.workspace);
-  PositionRange* const keys =
-      queries + RoundUp(p.b * DivideUp(p.s, kRangeRows) *
-                        static_cast<int64_t>(sizeof(PositionRange))) /
-                    static_cast<int64_t>(sizeof(PositionRange));
+  auto* const keys =
+      reinterpret_cast<PositionRange*>(queue.workspace + RangeBytes(p.b, p.s));
   enqueue(p.query_positions, p.s, queries);
   enqueue(p.key_positions, p.t, keys);
   p.query_ranges = queries;
@@ -664,114 +681,11 @@ bool HasWidth(const AttentionProblem& p, CudaQueue& queue) {
   return false;
 }
 
-// ---- By cuDNN
-// ----------------------------------------------------------------
-
-// Copies the log-sum-exps of the operator, (b, s, heads), to cuDNN's,
-// (b, heads, s), or back.
-template <bool kBack>
-__global__ void __launch_bounds__(kThreads)
-    CopyStatistics(AttentionProblem p, Elements<Any> lse, float* cudnns) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= int64_t{p.b} * p.s * p.heads()) return;
-  const int64_t head = i / p.s % p.heads();
-  const int64_t row = (i / p.s / p.heads() * p.s + i % p.s) * p.heads() + head;
-  if constexpr (kBack) {
-    lse.Set(row, cudnns[i]);
-  } else {
-    cudnns[i] = lse.Get(row);
-  }
-}
-
-// Where cuDNN computes the call, the problem. Queries and keys have to be the
-// same positions, in order.
-std::optional<SdpaProblem> SdpaOf(const KernelCall& call,
-                                  const AttentionProblem& p,
-                                  const LocalTensor& q, const LocalTensor& k,
-                                  std::initializer_list<LocalTensor> tensors,
-                                  bool backward) {
-  CudaSdpa* const sdpa = call.queue->sdpa;
-  if (sdpa == nullptr || !call.places_are_positions || call.accumulate ||
-      !p.causal || p.window != kNoWindow || p.s != p.t ||
-      q.offset[1] != k.offset[1] || !FlashTakes(p, tensors)) {
-    return std::nullopt;
-  }
-  SdpaProblem problem = {
-      p.b, p.heads(), p.g,     p.s,      p.d,
-      p.e, q.dtype,   p.scale, backward, !backward || !call.any_order};
-  if (backward) {
-    problem.dq_stride = call.results[0].row_stride;
-    problem.dk_stride = call.results[1].row_stride;
-    problem.dv_stride = call.results[2].row_stride;
-  }
-  if (!sdpa->Takes(problem)) return std::nullopt;
-  return problem;
-}
-
-// Enqueues the call by cuDNN and returns true, or returns false.
-bool RunSdpa(const KernelCall& call, const AttentionProblem& p,
-             const LocalTensor& q, const LocalTensor& k, const LocalTensor& lse,
-             std::initializer_list<LocalTensor> tensors, SdpaData data,
-             bool backward) {
-  CudaQueue& queue = *call.queue;
-  const auto problem = SdpaOf(call, p, q, k, tensors, backward);
-  if (!problem) return false;
-  const int64_t rows = int64_t{p.b} * p.s * p.heads();
-  data.lse =
-      reinterpret_cast<float*>(queue.Workspace(4 * rows, "attention by cuDNN"));
-  if (data.lse == nullptr) return true;
-  const auto copy = [&](auto kernel) {
-    Launch(kernel, static_cast<unsigned>(DivideUp(rows, kThreads)), kThreads, 0,
-           queue, p, Elements<Any>(lse), data.lse);
-  };
-  if (backward) copy(CopyStatistics<false>);
-  queue.sdpa->Run(*problem, data, queue);
-  if (!backward) copy(CopyStatistics<true>);
-  return true;
-}
-
-// ---- The calls --------------------------------------------------------------
-
-// q, k, v, query positions, key positions [, biases] -> o, lse. A query that
-// sees no key gives zeros and the log-sum-exp -infinity. A call that
-// accumulates begins with what o and lse hold, as one more tile of keys.
-void Attention(const KernelCall& call) {
-  CudaQueue& queue = *call.queue;
-  const LocalTensor& q = call.operands[0];
-  const LocalTensor& k = call.operands[1];
-  const LocalTensor& v = call.operands[2];
-  AttentionForward forward = {};
-  AttentionProblem& p = forward.problem;
-  const LocalTensor* const bias =
-      call.operands.size() > 5 ? &call.operands[5] : nullptr;
-  p = ProblemOf(call, q, k, v, call.operands[3], call.operands[4], bias);
-  const LocalTensor& o = call.results[0];
-  const LocalTensor& lse = call.results[1];
-  if (RunSdpa(call, p, q, k, lse, {q, k, v, o},
-              {.q = q.data, .k = k.data, .v = v.data, .o = o.data},
-              /*backward=*/false)) {
-    return;
-  }
-  if (!HasWidth(p, queue) ||
-      queue.Workspace(RangeBytes(p), "attention") == nullptr) {
-    return;
-  }
-  EnqueueRanges(p, queue);
-  forward.q = q.data;
-  forward.k = k.data;
-  forward.v = v.data;
-  forward.o = Elements<Any>(o);
-  forward.lse = Elements<Any>(lse);
-  forward.accumulate = call.accumulate;
-  if (FlashTakes(p, {q, k, v}) && Aligned({o})) {
-    return FlashForward(forward, q.dtype, queue);
-  }
-  const AnyForward any = {forward, Elements<Any>(q), Elements<Any>(k),
-                          Elements<Any>(v), BiasesOf(call, q, bias)};
-  const int width = std::max(p.d, p.e);
-  if (width <= 64) return RunForwardAny<64>(any, queue);
-  if (width <= 128) return RunForwardAny<128>(any, queue);
-  RunForwardAny<kWidest>(any, queue);
+// The samples of a piece of a call, of which so many need bytes_of(samples).
+template <typename BytesOf>
+int64_t SamplesAtOnce(const AttentionProblem& p, const CudaQueue& queue,
+                      BytesOf bytes_of) {
+  return PieceOf(p.b, kMostBlocksAcross, queue, bytes_of);
 }
 
 // do, q, k, v, query positions, key positions [, biases], o, lse.
@@ -799,116 +713,344 @@ AttentionProblem ProblemOf(const KernelCall& call, const GradientOperands& in) {
                    in.bias);
 }
 
-// Makes what backward reads, the ranges and statistics, in the workspace, which
-// has `more` bytes behind them. False where that fails.
-bool BeginBackward(const GradientOperands& in, const char* name, int64_t more,
-                   AttentionBackward& backward, CudaQueue& queue) {
-  AttentionProblem& p = backward.problem;
-  backward.padded_s =
-      static_cast<int>(DivideUp(p.s, kStatisticRows) * kStatisticRows);
-  const int64_t bytes = RangeBytes(p) + 8 * backward.statistic_rows() + more;
-  if (!HasWidth(p, queue) || queue.Workspace(bytes, name) == nullptr) {
-    return false;
+// ---- By cuDNN ---------------------------------------------------------------
+
+// Copies the log-sum-exps of the operator, (b, s, heads), to cuDNN's,
+// (b, heads, s), or back.
+template <bool kBack>
+__global__ void __launch_bounds__(kThreads)
+    CopyStatistics(AttentionProblem p, Elements<Any> lse, float* cudnns) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= int64_t{p.b} * p.s * p.heads()) return;
+  const int64_t head = i / p.s % p.heads();
+  const int64_t row = (i / p.s / p.heads() * p.s + i % p.s) * p.heads() + head;
+  if constexpr (kBack) {
+    lse.Set(row, cudnns[i]);
+  } else {
+    cudnns[i] = lse.Get(row);
   }
-  EnqueueRanges(p, queue);
-  auto* const statistics =
-      reinterpret_cast<float*>(queue.workspace + RangeBytes(p));
-  Launch(
-      FindStatistics,
-      static_cast<unsigned>(DivideUp(32 * backward.statistic_rows(), kThreads)),
-      kThreads, 0, queue, backward, Elements<Any>(in.d_o), Elements<Any>(in.o),
-      Elements<Any>(in.lse), p.e % 2 == 0 && Aligned({in.d_o, in.o}),
-      statistics);
-  backward.d_o = in.d_o.data;
-  backward.q = in.q.data;
-  backward.k = in.k.data;
-  backward.v = in.v.data;
-  backward.statistics = statistics;
+}
+
+// Where cuDNN may compute the call, the problem. Queries and keys have to be
+// the same positions, in order.
+std::optional<SdpaProblem> SdpaOf(const KernelCall& call,
+                                  const AttentionProblem& p,
+                                  const LocalTensor& q, const LocalTensor& k,
+                                  std::initializer_list<LocalTensor> tensors,
+                                  bool backward) {
+  if (call.queue->sdpa == nullptr || !call.places_are_positions ||
+      call.accumulate || !p.causal || p.window != kNoWindow || p.s != p.t ||
+      q.offset[1] != k.offset[1] || !FlashTakes(p, tensors)) {
+    return std::nullopt;
+  }
+  SdpaProblem problem = {
+      p.b, p.heads(), p.g,     p.s,      p.d,
+      p.e, q.dtype,   p.scale, backward, !backward || !call.any_order};
+  if (backward) {
+    problem.dq_stride = call.results[0].row_stride;
+    problem.dk_stride = call.results[1].row_stride;
+    problem.dv_stride = call.results[2].row_stride;
+  }
+  return problem;
+}
+
+// Enqueues the call by cuDNN and returns true, or returns false; data_of(part)
+// are the tensors of a part of it, and lse_of(part) its log-sum-exps.
+template <typename DataOf, typename LseOf>
+bool RunSdpa(const KernelCall& call, const AttentionProblem& p,
+             std::optional<SdpaProblem> problem, DataOf data_of, LseOf lse_of) {
+  if (!problem) return false;
+  CudaQueue& queue = *call.queue;
+  const auto bytes_of = [&](int64_t samples) {
+    return 4 * samples * p.s * p.heads();
+  };
+  if (bytes_of(1) > queue.workspace_bytes) return false;
+  const int64_t piece = SamplesAtOnce(p, queue, bytes_of);
+  bool takes = true;
+  ForEachPiece(p.b, piece, [&](Range samples) {
+    problem->samples = samples.size();
+    takes = takes && queue.sdpa->Takes(*problem);
+  });
+  if (!takes) return false;
+  ForEachPieceOfSamples(call, p.b, piece, {}, [&](const KernelCall& part) {
+    SdpaData data = data_of(part);
+    const Elements<Any> lse(lse_of(part));
+    AttentionProblem some = p;
+    some.b = static_cast<int>(lse_of(part).shape[0]);
+    problem->samples = some.b;
+    data.lse = reinterpret_cast<float*>(queue.workspace);
+    const auto copy = [&](auto kernel) {
+      Launch(kernel, BlocksOf(int64_t{some.b} * p.s * p.heads(), kThreads),
+             kThreads, 0, queue, some, lse, data.lse);
+    };
+    if (problem->backward) copy(CopyStatistics<false>);
+    queue.sdpa->Run(*problem, data, queue);
+    if (!problem->backward) copy(CopyStatistics<true>);
+  });
   return true;
 }
 
-AnyBackward AnyOf(const KernelCall& call, const GradientOperands& in,
-                  const AttentionBackward& backward) {
-  return {backward,
-          Elements<Any>(in.d_o),
-          Elements<Any>(in.q),
-          Elements<Any>(in.k),
-          Elements<Any>(in.v),
-          BiasesOf(call, in.q, in.bias)};
+bool RunSdpaForward(const KernelCall& call, const AttentionProblem& p) {
+  const auto& in = call.operands;
+  const LocalTensor& o = call.results[0];
+  return RunSdpa(
+      call, p,
+      SdpaOf(call, p, in[0], in[1], {in[0], in[1], in[2], o},
+             /*backward=*/false),
+      [](const KernelCall& part) -> SdpaData {
+        return {.q = part.operands[0].data,
+                .k = part.operands[1].data,
+                .v = part.operands[2].data,
+                .o = part.results[0].data};
+      },
+      [](const KernelCall& part) -> const LocalTensor& {
+        return part.results[1];
+      });
 }
 
-// -> dq, dk, dv.
-void AttentionDqkv(const KernelCall& call) {
+bool RunSdpaBackward(const KernelCall& call, const AttentionProblem& p) {
+  const GradientOperands all(call);
+  const auto& out = call.results;
+  return RunSdpa(
+      call, p,
+      SdpaOf(call, p, all.q, all.k,
+             {all.q, all.k, all.v, all.d_o, all.o, out[0], out[1], out[2]},
+             /*backward=*/true),
+      [](const KernelCall& part) -> SdpaData {
+        const GradientOperands in(part);
+        return {.q = in.q.data,
+                .k = in.k.data,
+                .v = in.v.data,
+                .o = in.o.data,
+                .d_o = in.d_o.data,
+                .dq = part.results[0].data,
+                .dk = part.results[1].data,
+                .dv = part.results[2].data};
+      },
+      [](const KernelCall& part) -> const LocalTensor& {
+        return GradientOperands(part).lse;
+      });
+}
+
+// ---- The calls --------------------------------------------------------------
+
+AttentionProblem ProblemOf(const KernelCall& call) {
+  const auto& in = call.operands;
+  return ProblemOf(call, in[0], in[1], in[2], in[3], in[4],
+                   in.size() > 5 ? &in[5] : nullptr);
+}
+
+// Of samples for which there is workspace.
+void AttentionOfSamples(const KernelCall& call) {
+  CudaQueue& queue = *call.queue;
+  const LocalTensor& q = call.operands[0];
+  const LocalTensor& k = call.operands[1];
+  const LocalTensor& v = call.operands[2];
+  const LocalTensor* const bias =
+      call.operands.size() > 5 ? &call.operands[5] : nullptr;
+  const LocalTensor& o = call.results[0];
+  const LocalTensor& lse = call.results[1];
+  AttentionForward forward = {};
+  AttentionProblem& p = forward.problem;
+  p = ProblemOf(call);
+  if (queue.Workspace(RangeBytes(p, p.b), "attention") == nullptr) return;
+  EnqueueRanges(p, queue);
+  forward.q = q.data;
+  forward.k = k.data;
+  forward.v = v.data;
+  forward.o = Elements<Any>(o);
+  forward.lse = Elements<Any>(lse);
+  forward.accumulate = call.accumulate;
+  if (FlashTakes(p, {q, k, v}) && Aligned({o})) {
+    return FlashForward(forward, q.dtype, queue);
+  }
+  const std::optional<Biases> biases = BiasesOf(call, q, bias);
+  if (!biases) return;
+  const AnyForward any = {forward, Elements<Any>(q), Elements<Any>(k),
+                          Elements<Any>(v), *biases};
+  const int width = std::max(p.d, p.e);
+  if (width <= 64) return RunForwardAny<64>(any, queue);
+  if (width <= 128) return RunForwardAny<128>(any, queue);
+  RunForwardAny<kWidest>(any, queue);
+}
+
+// q, k, v, query positions, key positions [, biases] -> o, lse. A query that
+// sees no key gives zeros and the log-sum-exp -infinity. A call that
+// accumulates begins with what o and lse hold, as one more tile of keys.
+void Attention(const KernelCall& call) {
+  CudaQueue& queue = *call.queue;
+  const AttentionProblem p = ProblemOf(call);
+  if (RunSdpaForward(call, p) || !HasWidth(p, queue)) return;
+  const LocalTensor* const bias =
+      call.operands.size() > 5 ? &call.operands[5] : nullptr;
+  const int64_t piece = SamplesAtOnce(
+      p, queue, [&](int64_t samples) { return RangeBytes(p, samples); });
+  ForEachPieceOfSamples(call, p.b, piece, {bias}, AttentionOfSamples);
+}
+
+// What backward works on at once, and where that lies in the workspace: the
+// ranges, `more` for each sample, statistics of each head and query.
+struct BackwardPiece {
+  AttentionProblem p;
+  int padded_s;
+  int64_t more;
+
+  BackwardPiece(const AttentionProblem& problem, int64_t more_of_sample)
+      : p(problem),
+        padded_s(RoundUp(problem.s, kStatisticRows)),
+        more(more_of_sample) {}
+
+  int64_t BeforeStatistics(int64_t samples) const {
+    return RangeBytes(p, samples) + RoundUp(samples * more, kAligned);
+  }
+  int64_t BytesOf(int64_t samples, int64_t groups) const {
+    return BeforeStatistics(samples) + 8 * samples * groups * p.r * padded_s;
+  }
+  int64_t SamplesAtOnce(const CudaQueue& queue) const {
+    return PieceOf(p.b, kMostBlocksAcross, queue,
+                   [&](int64_t samples) { return BytesOf(samples, p.g); });
+  }
+  int64_t GroupsAtOnce(const CudaQueue& queue) const {
+    return PieceOf(p.g, p.g, queue,
+                   [&](int64_t groups) { return BytesOf(p.b, groups); });
+  }
+};
+
+// Of samples for which there is workspace: has the ranges found, and for each
+// piece of groups the statistics, and calls run(backward, first group).
+template <typename Run>
+void InPiecesOfGroups(const GradientOperands& in, BackwardPiece piece,
+                      const char* name, CudaQueue& queue, Run run) {
+  AttentionProblem& p = piece.p;
+  const int64_t at_once = piece.GroupsAtOnce(queue);
+  if (queue.Workspace(piece.BytesOf(p.b, at_once), name) == nullptr) return;
+  EnqueueRanges(p, queue);
+  auto* const statistics =
+      reinterpret_cast<float*>(queue.workspace + piece.BeforeStatistics(p.b));
+  ForEachPiece(p.g, at_once, [&](Range groups) {
+    const int64_t head = groups.begin * p.r;
+    const auto of = [](const LocalTensor& tensor, int64_t first) {
+      return From(Elements<Any>(tensor), first);
+    };
+    AttentionBackward backward = {};
+    backward.problem = p;
+    backward.groups = static_cast<int>(groups.size());
+    backward.padded_s = piece.padded_s;
+    backward.d_o = of(in.d_o, head * p.e).data;
+    backward.q = of(in.q, head * p.d).data;
+    backward.k = of(in.k, groups.begin * p.d).data;
+    backward.v = of(in.v, groups.begin * p.e).data;
+    backward.statistics = statistics;
+    Launch(FindStatistics, BlocksOf(32 * backward.statistic_rows(), kThreads),
+           kThreads, 0, queue, backward, of(in.d_o, head * p.e),
+           of(in.o, head * p.e), of(in.lse, head),
+           p.e % 2 == 0 && Aligned({in.d_o, in.o}), statistics);
+    run(backward, groups.begin);
+  });
+}
+
+AnyBackward AnyOf(const GradientOperands& in, const Biases& biases,
+                  const AttentionBackward& backward, int64_t first_group) {
+  const auto of = [](const LocalTensor& tensor, const void* data) {
+    Elements<Any> elements(tensor);
+    elements.data = const_cast<void*>(data);
+    return elements;
+  };
+  const int64_t head = first_group * backward.problem.r;
+  return {backward,
+          of(in.d_o, backward.d_o),
+          of(in.q, backward.q),
+          of(in.k, backward.k),
+          of(in.v, backward.v),
+          FromHead(biases, static_cast<int>(head))};
+}
+
+// Of samples for which there is workspace.
+void DqkvOfSamples(const KernelCall& call) {
   CudaQueue& queue = *call.queue;
   const GradientOperands in(call);
-  AttentionBackward backward = {};
-  AttentionProblem& p = backward.problem;
-  p = ProblemOf(call, in);
+  const AttentionProblem p = ProblemOf(call, in);
   const auto& results = call.results;
   const auto stride = [](const LocalTensor& gradient, int64_t row) {
     TESSERA_CHECK(gradient.row_stride == 0 || gradient.row == row)
         << "rows of " << gradient.row << ", not of " << row;
     return gradient.row_stride > 0 ? gradient.row_stride : row;
   };
-  backward.dq_stride = stride(results[0], int64_t{p.heads()} * p.d);
-  backward.dk_stride = stride(results[1], int64_t{p.g} * p.d);
-  backward.dv_stride = stride(results[2], int64_t{p.g} * p.e);
-  if (RunSdpa(
-          call, p, in.q, in.k, in.lse,
-          {in.q, in.k, in.v, in.d_o, in.o, results[0], results[1], results[2]},
-          {.q = in.q.data,
-           .k = in.k.data,
-           .v = in.v.data,
-           .o = in.o.data,
-           .d_o = in.d_o.data,
-           .dq = results[0].data,
-           .dk = results[1].data,
-           .dv = results[2].data},
-          /*backward=*/true)) {
-    return;
+  const bool by_tiles = FlashTakes(p, {in.q, in.k, in.v, in.d_o}) &&
+                        Aligned({results[0], results[1], results[2]});
+  std::optional<Biases> biases;
+  if (!by_tiles) {
+    biases = BiasesOf(call, in.q, in.bias);
+    if (!biases) return;
   }
-  if (!BeginBackward(in, "attention_dqkv", 0, backward, queue)) return;
-  backward.dq = Elements<Any>(results[0]);
-  backward.dk = Elements<Any>(results[1]);
-  backward.dv = Elements<Any>(results[2]);
-  backward.accumulate = call.accumulate;
-  if (FlashTakes(p, {in.q, in.k, in.v, in.d_o}) &&
-      Aligned({results[0], results[1], results[2]})) {
-    return FlashBackward(backward, in.q.dtype, queue);
-  }
-  const AnyBackward any = AnyOf(call, in, backward);
-  const int width = std::max(p.d, p.e);
-  if (width <= 64) return RunBackwardAny<64>(any, queue);
-  if (width <= 128) return RunBackwardAny<128>(any, queue);
-  RunBackwardAny<kWidest>(any, queue);
+  InPiecesOfGroups(
+      in, BackwardPiece(p, 0), "attention_dqkv", queue,
+      [&](AttentionBackward backward, int64_t group) {
+        backward.dq_stride = stride(results[0], int64_t{p.heads()} * p.d);
+        backward.dk_stride = stride(results[1], int64_t{p.g} * p.d);
+        backward.dv_stride = stride(results[2], int64_t{p.g} * p.e);
+        backward.dq = From(Elements<Any>(results[0]), group * p.r * p.d);
+        backward.dk = From(Elements<Any>(results[1]), group * p.d);
+        backward.dv = From(Elements<Any>(results[2]), group * p.e);
+        backward.accumulate = call.accumulate;
+        if (by_tiles) return FlashBackward(backward, in.q.dtype, queue);
+        const AnyBackward any = AnyOf(in, *biases, backward, group);
+        const int width = std::max(p.d, p.e);
+        if (width <= 64) return RunBackwardAny<64>(any, queue);
+        if (width <= 128) return RunBackwardAny<128>(any, queue);
+        RunBackwardAny<kWidest>(any, queue);
+      });
+}
+
+// -> dq, dk, dv.
+void AttentionDqkv(const KernelCall& call) {
+  CudaQueue& queue = *call.queue;
+  const GradientOperands in(call);
+  const AttentionProblem p = ProblemOf(call, in);
+  if (RunSdpaBackward(call, p) || !HasWidth(p, queue)) return;
+  ForEachPieceOfSamples(call, p.b, BackwardPiece(p, 0).SamplesAtOnce(queue),
+                        {in.bias}, DqkvOfSamples);
+}
+
+// Of samples for which there is workspace.
+void DbiasOfSamples(const KernelCall& call) {
+  CudaQueue& queue = *call.queue;
+  const GradientOperands in(call);
+  const AttentionProblem p = ProblemOf(call, in);
+  const LocalTensor& result = call.results[0];
+  const int64_t n = result.elements();
+  const std::optional<Biases> biases = BiasesOf(call, in.q, in.bias);
+  if (!biases) return;
+  auto* const partial =
+      reinterpret_cast<float*>(queue.workspace + RangeBytes(p, p.b));
+  InPiecesOfGroups(
+      in, BackwardPiece(p, 4 * n), "attention_relative_dbias", queue,
+      [&](const AttentionBackward& backward, int64_t group) {
+        const AnyBackward any = AnyOf(in, *biases, backward, group);
+        float* const of_heads = partial + group * p.r;
+        const int width = std::max(p.d, p.e);
+        if (width <= 64) {
+          RunBiasGradients<64>(any, of_heads, queue);
+        } else if (width <= 128) {
+          RunBiasGradients<128>(any, of_heads, queue);
+        } else {
+          RunBiasGradients<kWidest>(any, of_heads, queue);
+        }
+      });
+  if (!queue.error.empty()) return;
+  Launch(AddSamples, BlocksOf(n, kThreads), kThreads, 0, queue, partial, p.b, n,
+         Elements<Any>(result), call.accumulate);
 }
 
 // -> dbias: of each sample first, then of all.
 void AttentionDbias(const KernelCall& call) {
   CudaQueue& queue = *call.queue;
   const GradientOperands in(call);
-  AttentionBackward backward = {};
-  AttentionProblem& p = backward.problem;
-  p = ProblemOf(call, in);
-  const LocalTensor& result = call.results[0];
-  const int64_t n = result.elements();
-  if (!BeginBackward(in, "attention_relative_dbias", 4 * p.b * n, backward,
-                     queue)) {
-    return;
-  }
-  const AnyBackward any = AnyOf(call, in, backward);
-  auto* const partial = reinterpret_cast<float*>(
-      queue.workspace + RangeBytes(p) + 8 * backward.statistic_rows());
-  const int width = std::max(p.d, p.e);
-  if (width <= 64) {
-    RunBiasGradients<64>(any, partial, queue);
-  } else if (width <= 128) {
-    RunBiasGradients<128>(any, partial, queue);
-  } else {
-    RunBiasGradients<kWidest>(any, partial, queue);
-  }
-  Launch(AddSamples, static_cast<unsigned>(DivideUp(n, kThreads)), kThreads, 0,
-         queue, partial, p.b, n, Elements<Any>(result), call.accumulate);
+  const AttentionProblem p = ProblemOf(call, in);
+  if (!HasWidth(p, queue)) return;
+  const BackwardPiece piece(p, 4 * call.results[0].elements());
+  ForEachPieceOfSamples(call, p.b, piece.SamplesAtOnce(queue),
+                        {in.bias, &call.results[0]}, DbiasOfSamples);
 }
 
 }  // namespace

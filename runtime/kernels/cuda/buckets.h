@@ -247,12 +247,10 @@ void AddByBucket(const KernelCall& call, int64_t items, BucketOf bucket_of,
   if (to.elements() == 0) return;
   const int64_t buckets = to.elements() / width;
   constexpr int64_t kAligned = 256;
-  const auto aligned = [](int64_t bytes) {
-    return (bytes + kAligned - 1) / kAligned * kAligned;
-  };
+  const auto aligned = [](int64_t bytes) { return RoundUp(bytes, kAligned); };
   const auto list_bytes = [&](int64_t n) { return aligned(4 * n); };
   const auto partial_bytes = [&](int64_t n) {
-    return aligned((n + kRun - 1) / kRun * 2 * width * 4);
+    return aligned(DivideUp(n, kRun) * 2 * width * 4);
   };
   const auto sort_bytes = [&](int64_t n) {
     ToSort sizes = {.items = static_cast<int>(n)};
@@ -270,9 +268,7 @@ void AddByBucket(const KernelCall& call, int64_t items, BucketOf bucket_of,
   while (piece > kRun && bytes_of(piece) > queue.workspace_bytes) piece /= 2;
   constexpr unsigned kWarps = 8;
   const auto grid = [&](int64_t rows) {
-    return dim3(static_cast<unsigned>((rows + kWarps - 1) / kWarps),
-                static_cast<unsigned>((width + kWarp * kVector - 1) /
-                                      (kWarp * kVector)));
+    return dim3(BlocksOf(rows, kWarps), BlocksOf(width, kWarp * kVector));
   };
   const dim3 block(kWarp, kWarps);
   for (int64_t first = 0; first < std::max<int64_t>(items, 1); first += piece) {
@@ -290,17 +286,16 @@ void AddByBucket(const KernelCall& call, int64_t items, BucketOf bucket_of,
                      reinterpret_cast<uint32_t*>(take(list_bytes(n))),
                      reinterpret_cast<int32_t*>(take(list_bytes(n))),
                      reinterpret_cast<int32_t*>(take(list_bytes(n))), n};
-    Launch(FindBuckets<BucketOf>,
-           static_cast<unsigned>((n + kThreads - 1) / kThreads), kThreads, 0,
-           queue, bucket_of, first, n, static_cast<uint32_t>(buckets),
-           arrays.bucket, arrays.item);
+    Launch(FindBuckets<BucketOf>, BlocksOf(n, kThreads), kThreads, 0, queue,
+           bucket_of, first, n, static_cast<uint32_t>(buckets), arrays.bucket,
+           arrays.item);
     if (n > 0) {
       queue.Keep(SortByBucket(at, scratch_bytes, arrays,
                               static_cast<uint32_t>(buckets), queue.stream),
                  "sorting");
     }
     const SortedItems sorted = {arrays.bucket, arrays.item, n};
-    const int64_t runs = (n + kRun - 1) / kRun;
+    const int64_t runs = DivideUp(n, kRun);
     ByType({from}, [&]<typename T>() {
       ByType({to}, [&]<typename W>() {
         const BucketTable<W> table = {Elements<W>(to), width,

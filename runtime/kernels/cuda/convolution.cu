@@ -2,12 +2,10 @@
 // are read where they lie in images (implicit GEMM; Chetlur et al. 2014). In
 // fp32, without tensor cores. Every sum has one order.
 
-#include <algorithm>
-
-#include "planner/base/divide.h"
 #include "runtime/kernels/convolution.h"
 #include "runtime/kernels/cuda/reduce.h"
-#include "runtime/kernels/cuda/window.h"
+#include "runtime/kernels/cuda/tiled_product.h"
+#include "runtime/kernels/window.h"
 
 namespace tessera {
 namespace {
@@ -38,18 +36,23 @@ __device__ float GetOrZero(Elements<T> values, int64_t i) {
   return i < 0 ? 0 : values.Get(i);
 }
 
-// Each of the three products: rows() x columns() with depth(), for each group;
-// A, B and where the result goes.
+// Each of the three products, as tiled_product.h has them. Rows and columns
+// are what lies beside each other in most of their operands.
+struct Product {
+  Convolution c;
+
+  __device__ __host__ int64_t groups() const { return c.groups; }
+  __device__ static constexpr bool a_by_depth() { return false; }
+  __device__ static constexpr bool b_by_depth() { return false; }
+};
 
 // y: rows are places of all samples, columns channels.
 template <typename T>
-struct Forward {
-  Convolution c;
+struct Forward : Product {
   Elements<T> image;
   Elements<T> weight;
   Elements<Any> bias;  // or null
   Elements<T> result;
-  bool accumulate = false;
 
   __device__ __host__ int64_t rows() const { return c.samples * c.places(); }
   __device__ __host__ int64_t columns() const { return c.out; }
@@ -73,12 +76,10 @@ struct Forward {
 
 // dx: rows are pixels of all samples, columns channels.
 template <typename T>
-struct ImageGradient {
-  Convolution c;
+struct ImageGradient : Product {
   Elements<T> dy;
   Elements<T> weight;
   Elements<T> dx;
-  bool accumulate = false;
 
   __device__ __host__ int64_t rows() const { return c.samples * c.pixels(); }
   __device__ __host__ int64_t columns() const { return c.in; }
@@ -107,8 +108,7 @@ struct ImageGradient {
 
 // dw: rows are channels of the result, columns (channel, k, l).
 template <typename T>
-struct WeightGradient {
-  Convolution c;
+struct WeightGradient : Product {
   Elements<T> dy;
   Elements<T> image;
   Elements<Any> dw;
@@ -132,105 +132,8 @@ struct WeightGradient {
   }
 };
 
-// A block computes a tile of the result, a thread 4 x 4 elements of it.
-constexpr int kTile = 64;
-constexpr int kDepth = 16;
-constexpr int kEach = 4;
-
-// Block z works on group z / parts and the (z mod parts)-th part of the depth.
-// Where there are several parts, their sums go to `sums`, one matrix for each
-// block z.
-template <typename Product>
-__global__ void __launch_bounds__(kThreads)
-    Multiply(Product p, int parts, float* sums) {
-  TESSERA_SHARED(a, float[kDepth][kTile + 1]);
-  TESSERA_SHARED(b, float[kDepth][kTile + 1]);
-  const int64_t group = blockIdx.z / parts;
-  const int64_t part = blockIdx.z % parts;
-  const int64_t row = int64_t{blockIdx.x} * kTile;
-  const int64_t column = int64_t{blockIdx.y} * kTile;
-  const int64_t begin = p.depth() * part / parts;
-  const int64_t end = p.depth() * (part + 1) / parts;
-  const int x = threadIdx.x % 16;
-  const int y = threadIdx.x / 16;
-  float total[kEach][kEach] = {};
-  for (int64_t d = begin; d < end; d += kDepth) {
-    for (int i = threadIdx.x; i < kTile * kDepth; i += kThreads) {
-      const int at = i % kTile;
-      const int deep = i / kTile;
-      const bool inside = d + deep < end;
-      a[deep][at] =
-          inside && row + at < p.rows() ? p.A(group, row + at, d + deep) : 0.0f;
-      b[deep][at] = inside && column + at < p.columns()
-                        ? p.B(group, d + deep, column + at)
-                        : 0.0f;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int deep = 0; deep < kDepth; ++deep) {
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) {
-          total[i][j] += a[deep][y + 16 * i] * b[deep][x + 16 * j];
-        }
-      }
-    }
-    __syncthreads();
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const int64_t to_row = row + y + 16 * i;
-      const int64_t to_column = column + x + 16 * j;
-      if (to_row >= p.rows() || to_column >= p.columns()) continue;
-      if (parts == 1) {
-        p.Put(group, to_row, to_column, total[i][j]);
-      } else {
-        sums[(blockIdx.z * p.rows() + to_row) * p.columns() + to_column] =
-            total[i][j];
-      }
-    }
-  }
-}
-
-// One thread for each element of the results of all groups.
-template <typename Product>
-__global__ void __launch_bounds__(kThreads)
-    AddParts(Product p, int64_t groups, int parts, const float* sums) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t size = p.rows() * p.columns();
-  if (i >= groups * size) return;
-  const int64_t group = i / size;
-  float sum = 0;
-  for (int part = 0; part < parts; ++part) {
-    sum += sums[(group * parts + part) * size + i % size];
-  }
-  p.Put(group, i % size / p.columns(), i % p.columns(), sum);
-}
-
-template <typename Product>
-void Run(const Product& p, CudaQueue& queue) {
-  const int64_t rows = DivideUp(p.rows(), kTile);
-  const int64_t columns = DivideUp(p.columns(), kTile);
-  // A small result of many summands: enough blocks to fill the GPU.
-  constexpr int64_t kLeastDepth = 512;
-  const int64_t size = p.c.groups * p.rows() * p.columns();
-  const auto parts = static_cast<int>(std::max<int64_t>(
-      1,
-      std::min({2 * queue.multiprocessors / (p.c.groups * rows * columns),
-                p.depth() / kLeastDepth, queue.workspace_bytes / (size * 4)})));
-  auto* const sums =
-      parts > 1 ? reinterpret_cast<float*>(queue.workspace) : nullptr;
-  Launch(Multiply<Product>,
-         dim3(static_cast<unsigned>(rows), static_cast<unsigned>(columns),
-              static_cast<unsigned>(p.c.groups * parts)),
-         kThreads, 0, queue, p, parts, sums);
-  if (parts == 1) return;
-  Launch(AddParts<Product>, static_cast<unsigned>(DivideUp(size, kThreads)),
-         kThreads, 0, queue, p, p.c.groups, parts, sums);
-}
+// Summands of a part of the depth.
+constexpr int64_t kLeastDepth = 512;
 
 Convolution ConvolutionOf(const KernelCall& call,
                           const ConvolutionCall& tensors) {
@@ -238,9 +141,11 @@ Convolution ConvolutionOf(const KernelCall& call,
   const Shape& weight = tensors.weight->shape;
   c.y = WindowAxisOf(call, 2, *tensors.image, *tensors.result);
   c.x = WindowAxisOf(call, 1, *tensors.image, *tensors.result);
-  c.y.window = tensors.tall ? weight[weight.size() - 2] : 1;
+  if (tensors.tall) {
+    c.y.window = weight[weight.size() - 2];
+    c.y.dilation = static_cast<int64_t>(call.attribute("dilation_height"));
+  }
   c.x.window = weight.back();
-  c.y.dilation = static_cast<int64_t>(call.attribute("dilation_height"));
   c.x.dilation = static_cast<int64_t>(call.attribute("dilation_width"));
   return c;
 }
@@ -254,9 +159,12 @@ void Conv2d(const KernelCall& call) {
     bias = Elements<Any>(call.operands[2]);
   }
   ByType({*t.image, *t.weight, *t.result}, [&]<typename T>() {
-    Run(Forward<T>{c, Elements<T>(*t.image), Elements<T>(*t.weight), bias,
-                   Elements<T>(*t.result)},
-        *call.queue);
+    RunTiledProduct(Forward<T>{{c},
+                               Elements<T>(*t.image),
+                               Elements<T>(*t.weight),
+                               bias,
+                               Elements<T>(*t.result)},
+                    kLeastDepth, *call.queue);
   });
 }
 
@@ -265,9 +173,11 @@ void Conv2dDx(const KernelCall& call) {
   const ConvolutionCall t = ConvolutionCallOf(call);
   const Convolution c = ConvolutionOf(call, t);
   ByType({*t.image, *t.weight, *t.result}, [&]<typename T>() {
-    Run(ImageGradient<T>{c, Elements<T>(*t.result), Elements<T>(*t.weight),
-                         Elements<T>(*t.image)},
-        *call.queue);
+    RunTiledProduct(ImageGradient<T>{{c},
+                                     Elements<T>(*t.result),
+                                     Elements<T>(*t.weight),
+                                     Elements<T>(*t.image)},
+                    kLeastDepth, *call.queue);
   });
 }
 
@@ -276,9 +186,12 @@ void Conv2dDw(const KernelCall& call) {
   const ConvolutionCall t = ConvolutionCallOf(call);
   const Convolution c = ConvolutionOf(call, t);
   ByType({*t.image, *t.result}, [&]<typename T>() {
-    Run(WeightGradient<T>{c, Elements<T>(*t.result), Elements<T>(*t.image),
-                          Elements<Any>(*t.weight), call.accumulate},
-        *call.queue);
+    RunTiledProduct(WeightGradient<T>{{c},
+                                      Elements<T>(*t.result),
+                                      Elements<T>(*t.image),
+                                      Elements<Any>(*t.weight),
+                                      call.accumulate},
+                    kLeastDepth, *call.queue);
   });
 }
 

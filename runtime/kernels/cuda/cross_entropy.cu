@@ -195,7 +195,7 @@ void CallCrossEntropy(const KernelCall& call) {
   const LocalTensor& labels = call.operands[1];
   const LocalTensor& states = call.operands[3];
   const int64_t tokens = labels.elements();
-  const int64_t blocks = (tokens + kThreads - 1) / int64_t{kThreads};
+  const int64_t blocks = DivideUp(tokens, kThreads);
   auto* const partial = reinterpret_cast<double*>(
       call.queue->Workspace(blocks * int64_t{sizeof(double)}, "a sum"));
   if (partial == nullptr) return;

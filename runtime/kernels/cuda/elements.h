@@ -16,6 +16,7 @@
 #include <span>
 
 #include "planner/base/check.h"
+#include "planner/base/divide.h"
 #include "runtime/float16.h"
 #include "runtime/kernels/cuda/launch.h"
 #include "runtime/kernels/kernel.h"
@@ -50,6 +51,10 @@ __device__ inline BFloat16 Rounded(float x) {
 template <>
 __device__ inline Float16 Rounded(float x) {
   return {__half_as_ushort(__float2half_rn(x))};
+}
+
+__device__ inline float Sigmoid(float x) {
+  return __fdividef(1.0F, 1.0F + expf(-x));
 }
 
 // The elements of a vector that an operation is about: [begin, end).
@@ -342,11 +347,10 @@ inline constexpr unsigned kThreads =
 // Some waves of blocks even out the work; more do not.
 inline unsigned BlocksFor(const CudaQueue& queue, int64_t items) {
   const int64_t most = std::max(queue.multiprocessors, 1) * int64_t{32};
-  return static_cast<unsigned>(
-      std::min((items + kThreads - 1) / int64_t{kThreads}, most));
+  return static_cast<unsigned>(std::min(DivideUp(items, kThreads), most));
 }
 inline unsigned BlocksForVectors(const CudaQueue& queue, int64_t elements) {
-  return BlocksFor(queue, (elements + kVector - 1) / kVector);
+  return BlocksFor(queue, DivideUp(elements, kVector));
 }
 
 // Calls f(first, span) for the vectors of n elements, on all threads of the

@@ -8,10 +8,6 @@
 namespace tessera {
 namespace {
 
-__device__ float Sigmoid(float x) {
-  return __fdividef(1.0F, 1.0F + expf(-x));
-}
-
 // ---- Functions --------------------------------------------------------------
 
 constexpr float kTwoRootTwoOverPi = 1.5957691216057308F;
@@ -498,7 +494,9 @@ void SiluGateDx(const KernelCall& call) {
   });
 }
 
-// Adds any number of operands, in order; those masked to zero are left out.
+// Adds any number of operands, in order; those masked to zero are left out. One
+// launch adds kMostTerms of them, of which what is there already is the first
+// from the second launch on.
 void AddAll(const KernelCall& call) {
   const LocalTensor& y = call.results[0];
   const int64_t n = y.elements();
@@ -507,14 +505,17 @@ void AddAll(const KernelCall& call) {
   for (const LocalTensor& operand : call.operands) {
     if (operand.data != nullptr) tensors.push_back(operand);
   }
-  TESSERA_CHECK(tensors.size() <= kMostTerms + 1) << tensors.size() - 1;
   ByType(tensors, [&]<typename T>() {
-    Terms<T> terms;
-    for (size_t i = 1; i < tensors.size(); ++i) {
-      terms.of[terms.count++] = Elements<T>(tensors[i]);
-    }
-    Launch(AddTerms<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
-           *call.queue, terms, Elements<T>(y), n);
+    size_t next = 1;
+    do {
+      Terms<T> terms;
+      if (next > 1) terms.of[terms.count++] = Elements<T>(y);
+      while (terms.count < kMostTerms && next < tensors.size()) {
+        terms.of[terms.count++] = Elements<T>(tensors[next++]);
+      }
+      Launch(AddTerms<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
+             *call.queue, terms, Elements<T>(y), n);
+    } while (next < tensors.size());
   });
 }
 

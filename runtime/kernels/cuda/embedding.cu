@@ -81,7 +81,7 @@ __device__ inline int64_t RowOfId(const RowRange& range, int32_t id) {
 template <typename T>
 __global__ void EmbeddingBag(Bags bags, Elements<T> table, Elements<T> y,
                              int64_t count, int64_t width, RowRange range) {
-  const int64_t vectors = (width + kVector - 1) / kVector;
+  const int64_t vectors = DivideUp(width, kVector);
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
        i < count * vectors; i += step) {
@@ -160,7 +160,7 @@ void CallEmbeddingBag(const KernelCall& call) {
   const LocalTensor& table = call.operands[1];
   const LocalTensor& y = call.results[0];
   const int64_t width = table.shape[1];
-  const int64_t vectors = (width + kVector - 1) / kVector;
+  const int64_t vectors = DivideUp(width, kVector);
   ByType({table, y}, [&]<typename T>() {
     Launch(EmbeddingBag<T>, BlocksFor(*call.queue, ids.shape[0] * vectors),
            kThreads, 0, *call.queue, BagsOf(call, ids), Elements<T>(table),

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "planner/base/divide.h"
 #include "runtime/kernels/cuda/elements.h"
 #include "runtime/kernels/cuda/launch.h"
 
@@ -118,7 +119,7 @@ struct AttentionProblem {
   // The range of rows [first, first + rows) of a sample, of which there are n.
   static __device__ PositionRange Range(const PositionRange* ranges, int sample,
                                         int first, int rows, int n) {
-    const int per_sample = (n + kRangeRows - 1) / kRangeRows;
+    const int per_sample = DivideUp(n, kRangeRows);
     const int begin = first / kRangeRows;
     const int end = min((first + rows) / kRangeRows, per_sample);
     PositionRange range = ranges[sample * per_sample + begin];
@@ -168,12 +169,15 @@ constexpr int kStatisticRows = 64;
 
 struct AttentionBackward {
   AttentionProblem problem;
+  // So many groups are worked on, from those to which the pointers point; rows
+  // of tensors have all of the problem's.
+  int groups;
   const void* d_o;
   const void* q;
   const void* k;
   const void* v;
   // Of each sample, head and query: log2(e) lse, or 0 where it is infinite, and
-  // rowsum(do o). (2, b, heads, padded_s); zeros behind the last query.
+  // rowsum(do o). (2, b, heads(), padded_s); zeros behind the last query.
   const float* statistics;
   int padded_s;
   Elements<Any> dq;
@@ -185,11 +189,12 @@ struct AttentionBackward {
   int64_t dv_stride;
   bool accumulate;
 
+  __host__ __device__ int heads() const { return groups * problem.r; }
   __host__ __device__ int64_t statistic_rows() const {
-    return int64_t{problem.b} * problem.heads() * padded_s;
+    return int64_t{problem.b} * heads() * padded_s;
   }
   __host__ __device__ int64_t StatisticRow(int sample, int head) const {
-    return (int64_t{sample} * problem.heads() + head) * padded_s;
+    return (int64_t{sample} * heads() + head) * padded_s;
   }
   // Where the gradients of a row begin.
   __host__ __device__ int64_t DqRow(int sample, int query, int head) const {

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * 16 * kBlocks;
   const PositionRange range = p.Keys(sample, first, kKeys);
-  const int tiles = (p.s + kQueries - 1) / kQueries;
+  const int tiles = DivideUp(p.s, kQueries);
   const bool whole = first + kKeys <= p.t;
   // A tile of queries of one head, which see something of the keys: those of
   // one head after the other.
@@ -328,17 +328,14 @@ void Run(const AttentionBackward& call, CudaQueue& queue) {
   const AttentionProblem& p = call.problem;
   using Keys = KeyGradients<kWidth>;
   using Queries = QueryGradients<kWidth>;
-  const auto tiles = [](int rows, int each) {
-    return static_cast<unsigned>((rows + each - 1) / each);
-  };
   Launch(FlashKeyGradients<T, kWidth>,
-         dim3(tiles(p.t, kRows<Keys>),
-              static_cast<unsigned>(p.g * (kWidth / Keys::kColumns)),
+         dim3(BlocksOf(p.t, kRows<Keys>),
+              static_cast<unsigned>(call.groups * (kWidth / Keys::kColumns)),
               static_cast<unsigned>(p.b)),
          32 * Keys::kWarps, kSharedBytes<Keys, kWidth>, queue, call);
   Launch(FlashQueryGradients<T, kWidth>,
-         dim3(tiles(p.s, kRows<Queries>), static_cast<unsigned>(p.heads()),
-              static_cast<unsigned>(p.b)),
+         dim3(BlocksOf(p.s, kRows<Queries>),
+              static_cast<unsigned>(call.heads()), static_cast<unsigned>(p.b)),
          32 * Queries::kWarps, kSharedBytes<Queries, kWidth>, queue, call);
 }
 

@@ -191,9 +191,8 @@ __global__ void __launch_bounds__(32 * Forward<kWidth>::kWarps,
 template <typename T, int kWidth>
 void Run(const AttentionForward& call, CudaQueue& queue) {
   const AttentionProblem& p = call.problem;
-  const int tiles = (p.s + kQueries<kWidth> - 1) / kQueries<kWidth>;
   Launch(FlashForwardKernel<T, kWidth>,
-         dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(p.heads()),
+         dim3(BlocksOf(p.s, kQueries<kWidth>), static_cast<unsigned>(p.heads()),
               static_cast<unsigned>(p.b)),
          32 * Forward<kWidth>::kWarps, kSharedBytes<kWidth>, queue, call);
 }

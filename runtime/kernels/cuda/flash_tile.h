@@ -112,7 +112,7 @@ struct KeyTiles {
     int number;
     Seen seen;
   };
-  __device__ int count() const { return (p.t + kKeys - 1) / kKeys; }
+  __device__ int count() const { return DivideUp(p.t, kKeys); }
   // The next one; number `count` where there is none.
   __device__ Tile After(int number) const {
     while (++number < count()) {

@@ -7,10 +7,12 @@
 #include <cxxabi.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <utility>
 
+#include "planner/base/divide.h"
 #include "runtime/kernels/cuda/queue.h"
 
 namespace tessera {
@@ -46,6 +48,11 @@ inline std::string DescribeLaunch(const void* kernel, dim3 grid, dim3 block,
          std::to_string(shared_bytes) + ">>>";
 }
 #endif
+
+// Blocks for so many items, of which each has `each`.
+inline unsigned BlocksOf(int64_t items, int64_t each) {
+  return static_cast<unsigned>(DivideUp(items, each));
+}
 
 #if defined(TESSERA_EMULATE_CUDA) || defined(__CUDACC__)
 

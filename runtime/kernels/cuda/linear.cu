@@ -17,17 +17,13 @@
 #include "runtime/kernels/cuda/launch.h"
 #include "runtime/kernels/cuda/matmul.h"
 #include "runtime/kernels/cuda/reduce.h"
+#include "runtime/kernels/cuda/tiled_product.h"
 #include "runtime/kernels/extent.h"
 
 namespace tessera {
 namespace {
 
 // ---- Products of any dtypes -------------------------------------------------
-
-// A block computes a tile of the result, a thread 4 x 4 elements of it.
-constexpr int kTile = 64;
-constexpr int kDepth = 16;
-constexpr int kEach = 4;
 
 struct AnyMatrix {
   Elements<Any> values;
@@ -39,6 +35,7 @@ struct AnyMatrix {
   }
 };
 
+// As tiled_product.h has it.
 struct AnyProduct {
   int64_t m, n, k;
   AnyMatrix a, b;
@@ -46,83 +43,25 @@ struct AnyProduct {
   Elements<Any> d;
   bool accumulate;
 
-  __device__ void Finish(int64_t i, float sum) const {
-    if (bias.data != nullptr) sum += bias.Get(i % n);
+  __device__ __host__ int64_t groups() const { return 1; }
+  __device__ __host__ int64_t rows() const { return m; }
+  __device__ __host__ int64_t columns() const { return n; }
+  __device__ __host__ int64_t depth() const { return k; }
+  __device__ bool a_by_depth() const { return a.column_stride == 1; }
+  __device__ bool b_by_depth() const { return b.row_stride == 1; }
+  __device__ float A(int64_t, int64_t row, int64_t at) const {
+    return a.Get(row, at);
+  }
+  __device__ float B(int64_t, int64_t at, int64_t column) const {
+    return b.Get(at, column);
+  }
+  __device__ void Put(int64_t, int64_t row, int64_t column, float sum) const {
+    const int64_t i = row * n + column;
+    if (bias.data != nullptr) sum += bias.Get(column);
     if (accumulate) sum += d.Get(i);
     d.Set(i, sum);
   }
 };
-
-// Copies rows [row, row + kTile) and columns [column, end) of a matrix to
-// tile[column][row], zeros beyond its edges.
-__device__ void LoadTile(const AnyMatrix& from, int64_t rows, int64_t row,
-                         int64_t column, int64_t end,
-                         float (&tile)[kDepth][kTile + 1]) {
-  const bool by_rows = from.column_stride == 1;  // what is contiguous
-  for (int i = threadIdx.x; i < kTile * kDepth; i += kThreads) {
-    const int y = by_rows ? i / kDepth : i % kTile;
-    const int x = by_rows ? i % kDepth : i / kTile;
-    const bool inside = row + y < rows && column + x < end;
-    tile[x][y] = inside ? from.Get(row + y, column + x) : 0.0f;
-  }
-}
-
-// Block z takes the z-th part of k. Where there are several, their sums go to
-// `parts`, one m x n matrix each.
-__global__ void __launch_bounds__(kThreads)
-    MultiplyAny(AnyProduct p, float* parts) {
-  TESSERA_SHARED(a, float[kDepth][kTile + 1]);
-  TESSERA_SHARED(b, float[kDepth][kTile + 1]);
-  const int64_t row = int64_t{blockIdx.y} * kTile;
-  const int64_t column = int64_t{blockIdx.x} * kTile;
-  const int64_t begin = p.k * blockIdx.z / gridDim.z;
-  const int64_t end = p.k * (blockIdx.z + 1) / gridDim.z;
-  const AnyMatrix b_transposed = {p.b.values, p.b.column_stride,
-                                  p.b.row_stride};
-  const int x = threadIdx.x % 16;
-  const int y = threadIdx.x / 16;
-  float sums[kEach][kEach] = {};
-  for (int64_t k = begin; k < end; k += kDepth) {
-    LoadTile(p.a, p.m, row, k, end, a);
-    LoadTile(b_transposed, p.n, column, k, end, b);
-    __syncthreads();
-#pragma unroll
-    for (int depth = 0; depth < kDepth; ++depth) {
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) {
-          sums[i][j] += a[depth][y + 16 * i] * b[depth][x + 16 * j];
-        }
-      }
-    }
-    __syncthreads();
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const int64_t to_row = row + y + 16 * i;
-      const int64_t to_column = column + x + 16 * j;
-      if (to_row >= p.m || to_column >= p.n) continue;
-      const int64_t to = to_row * p.n + to_column;
-      if (parts == nullptr) {
-        p.Finish(to, sums[i][j]);
-      } else {
-        parts[blockIdx.z * p.m * p.n + to] = sums[i][j];
-      }
-    }
-  }
-}
-
-__global__ void __launch_bounds__(kThreads)
-    AddParts(AnyProduct p, const float* parts, int count) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= p.m * p.n) return;
-  float sum = 0;
-  for (int part = 0; part < count; ++part) sum += parts[part * p.m * p.n + i];
-  p.Finish(i, sum);
-}
 
 void RunAny(const MatMulProblem& problem, const MatMulData& data,
             Elements<Any> bias, CudaQueue& queue) {
@@ -147,24 +86,8 @@ void RunAny(const MatMulProblem& problem, const MatMulData& data,
       bias,
       any(data.d, problem.d),
       problem.accumulate};
-  const int64_t columns = DivideUp(problem.n, kTile);
-  const int64_t rows = DivideUp(problem.m, kTile);
-  // A small result of many summands: enough blocks to fill the GPU.
   constexpr int64_t kLeastDepth = 256;
-  const int64_t elements = problem.m * problem.n;
-  const int64_t parts = std::max<int64_t>(
-      1, std::min({2 * queue.multiprocessors / (rows * columns),
-                   problem.k / kLeastDepth,
-                   queue.workspace_bytes / (elements * 4)}));
-  auto* const sums =
-      parts > 1 ? reinterpret_cast<float*>(queue.workspace) : nullptr;
-  Launch(MultiplyAny,
-         dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows),
-              static_cast<unsigned>(parts)),
-         kThreads, 0, queue, product, sums);
-  if (parts == 1) return;
-  Launch(AddParts, static_cast<unsigned>(DivideUp(elements, kThreads)),
-         kThreads, 0, queue, product, sums, static_cast<int>(parts));
+  RunTiledProduct(product, kLeastDepth, queue);
 }
 
 // ---- Products of fp32 by bf16 -----------------------------------------------

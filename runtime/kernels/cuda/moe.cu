@@ -7,6 +7,7 @@
 
 #include "runtime/kernels/cuda/buckets.h"
 #include "runtime/kernels/cuda/matmul.h"
+#include "runtime/kernels/cuda/pieces.h"
 #include "runtime/kernels/losses.h"
 
 namespace tessera {
@@ -440,20 +441,28 @@ __global__ void __launch_bounds__(kMostRowThreads)
 
 // ---- Calls ------------------------------------------------------------------
 
-int TopK(int64_t k) {
-  TESSERA_CHECK(k <= kMostChoices) << k << " experts for each token";
-  return static_cast<int>(k);
+// Whether the kernels have room for the router of these logits; an error where
+// not.
+bool HasRoom(const KernelCall& call, const LocalTensor& logits) {
+  const auto fits = [&](int64_t count, int64_t most, const char* what) {
+    if (count <= most) return true;
+    call.queue->Fail("a router with " + std::to_string(count) + what +
+                     ": CUDA kernels have up to " + std::to_string(most));
+    return false;
+  };
+  const auto whole = [&](const char* name) {
+    return static_cast<int64_t>(call.attribute(name));
+  };
+  return fits(logits.shape.back(), kMostExperts, " experts") &&
+         fits(whole("top_k"), kMostChoices, " experts for each token") &&
+         fits(whole("groups"), kMostGroups, " groups of experts");
 }
 Routing RoutingOf(const KernelCall& call, const LocalTensor& logits) {
   const auto whole = [&](const char* name) {
     return static_cast<int>(call.attribute(name));
   };
-  TESSERA_CHECK(logits.shape.back() <= kMostExperts)
-      << logits.shape.back() << " experts";
-  TESSERA_CHECK(whole("groups") <= kMostGroups)
-      << whole("groups") << " groups of experts";
   return {.experts = static_cast<int>(logits.shape.back()),
-          .top_k = TopK(whole("top_k")),
+          .top_k = whole("top_k"),
           .groups = whole("groups"),
           .top_groups = whole("top_groups"),
           .group_best = whole("group_best"),
@@ -464,29 +473,41 @@ Weighting WeightingOf(const KernelCall& call) {
           .scale = static_cast<float>(call.attribute("scale"))};
 }
 Choices ChoicesOf(const LocalTensor& weights) {
-  return {TopK(weights.global_shape.back()),
+  return {static_cast<int>(weights.global_shape.back()),
           static_cast<int>(weights.offset.back()),
           static_cast<int>(weights.shape.back())};
 }
 unsigned RouteBlocks(int64_t tokens) {
-  return static_cast<unsigned>((tokens + kRouteWarps - 1) / kRouteWarps);
+  return BlocksOf(tokens, kRouteWarps);
 }
 constexpr dim3 kRouteBlock = {kWarp, kRouteWarps, 1};
 
+// Calls f(part) for parts of a call that have as many samples as find room for
+// `count` numbers each in the workspace.
+template <typename F>
+void InPiecesOfSamples(const KernelCall& call, const LocalTensor& logits,
+                       int64_t count,
+                       std::initializer_list<const LocalTensor*> of_all, F f) {
+  if (!HasRoom(call, logits)) return;
+  const int64_t samples = logits.shape[0];
+  const auto bytes_of = [&](int64_t n) { return 4 * n * count; };
+  const int64_t piece =
+      PieceOf(samples, std::max<int64_t>(samples, 1), *call.queue, bytes_of);
+  if (call.queue->Workspace(bytes_of(piece), "routing") == nullptr) return;
+  ForEachPieceOfSamples(call, samples, piece, of_all, f);
+}
 template <typename T>
-T* Workspace(const KernelCall& call, int64_t count) {
-  return reinterpret_cast<T*>(call.queue->Workspace(
-      count * static_cast<int64_t>(sizeof(T)), "routing"));
+T* Workspace(const KernelCall& call) {
+  return reinterpret_cast<T*>(call.queue->workspace);
 }
 
-// logits[b, s, e] -> weights[b, s, k], slots[b, s, k].
-void CallGate(const KernelCall& call) {
+// Of samples for which there is workspace.
+void GateOfSamples(const KernelCall& call) {
   const LocalTensor& logits = call.operands[0];
   const Choices choices = ChoicesOf(call.results[0]);
   const int64_t seq = logits.shape[1];
   const int64_t tokens = logits.shape[0] * seq;
-  auto* const chosen = Workspace<int32_t>(call, tokens * choices.top_k);
-  if (chosen == nullptr) return;
+  auto* const chosen = Workspace<int32_t>(call);
   const Routing routing = RoutingOf(call, logits);
   Launch(GateWeights, RouteBlocks(tokens), kRouteBlock, 0, *call.queue,
          Elements<Any>(logits), Elements<Any>(call.results[0]), chosen, tokens,
@@ -497,9 +518,18 @@ void CallGate(const KernelCall& call) {
          static_cast<int64_t>(call.attribute("capacity")));
 }
 
+// logits[b, s, e] -> weights[b, s, k], slots[b, s, k].
+void CallGate(const KernelCall& call) {
+  const LocalTensor& logits = call.operands[0];
+  InPiecesOfSamples(call, logits,
+                    logits.shape[1] * ChoicesOf(call.results[0]).top_k, {},
+                    GateOfSamples);
+}
+
 // dweights, logits -> dlogits.
 void CallGateDx(const KernelCall& call) {
   const LocalTensor& logits = call.operands[1];
+  if (!HasRoom(call, logits)) return;
   const int64_t tokens = logits.shape[0] * logits.shape[1];
   Launch(GateDx, RouteBlocks(tokens), kRouteBlock, 0, *call.queue,
          Elements<Any>(call.operands[0]), Elements<Any>(logits),
@@ -510,37 +540,47 @@ void CallGateDx(const KernelCall& call) {
 // The loads of all samples, in the workspace.
 float* LaunchLoads(const KernelCall& call) {
   const LocalTensor& logits = call.operands[0];
-  auto* const loads =
-      Workspace<float>(call, logits.shape[0] * 2 * logits.shape[2]);
-  if (loads == nullptr) return nullptr;
+  auto* const loads = Workspace<float>(call);
   Launch(SampleLoads, static_cast<unsigned>(logits.shape[0]),
          dim3(kWarp, kBalanceWarps), 0, *call.queue, Elements<Any>(logits),
          loads, logits.shape[1], RoutingOf(call, logits));
   return loads;
 }
 
-void CallBalance(const KernelCall& call) {
+void BalanceOfSamples(const KernelCall& call) {
   const LocalTensor& logits = call.operands[0];
   const float* const loads = LaunchLoads(call);
-  if (loads == nullptr) return;
   Launch(BalanceLoss, 1, kSumThreads, 0, *call.queue, loads, logits.shape[0],
          RoutingOf(call, logits).experts,
          static_cast<float>(BalanceScale(call)), Elements<Any>(call.results[0]),
          call.accumulate);
 }
 
-void CallBalanceDx(const KernelCall& call) {
+void CallBalance(const KernelCall& call) {
+  const LocalTensor& logits = call.operands[0];
+  InPiecesOfSamples(call, logits, 2 * logits.shape[2], {&call.results[0]},
+                    BalanceOfSamples);
+}
+
+void BalanceDxOfSamples(const KernelCall& call) {
   const LocalTensor& logits = call.operands[0];
   const int64_t seq = logits.shape[1];
   const int64_t tokens = logits.shape[0] * seq;
   const float* const loads = LaunchLoads(call);
-  if (loads == nullptr) return;
   Launch(BalanceDx, RouteBlocks(tokens), kRouteBlock, 0, *call.queue,
          Elements<Any>(logits), loads,
          call.operands.size() > 1 ? Elements<Any>(call.operands[1])
                                   : Elements<Any>(),
          Elements<Any>(call.results[0]), tokens, seq, RoutingOf(call, logits),
          static_cast<float>(BalanceScale(call) / static_cast<double>(seq)));
+}
+
+void CallBalanceDx(const KernelCall& call) {
+  const LocalTensor& logits = call.operands[0];
+  const LocalTensor* const loss_scale =
+      call.operands.size() > 1 ? &call.operands[1] : nullptr;
+  InPiecesOfSamples(call, logits, 2 * logits.shape[2], {loss_scale},
+                    BalanceDxOfSamples);
 }
 
 // The choices of `slots` [b, n, k] in the local block `at` [e, b, c, h].
@@ -568,10 +608,7 @@ void CallToSlots(const KernelCall& call) {
 // A warp for each of `rows` and 256 of its columns.
 constexpr unsigned kRowsOfBlock = 8;
 dim3 RowsByColumns(int64_t rows, int64_t width) {
-  return {
-      static_cast<unsigned>((rows + kRowsOfBlock - 1) / kRowsOfBlock),
-      static_cast<unsigned>((width + kColumnsOfBlock - 1) / kColumnsOfBlock),
-      1};
+  return {BlocksOf(rows, kRowsOfBlock), BlocksOf(width, kColumnsOfBlock), 1};
 }
 
 // [e, b, s, h], slots[b, t, k] -> y[b, t, h] (or, by choice, [b, t, k, h]).

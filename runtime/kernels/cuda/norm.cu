@@ -482,8 +482,8 @@ void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
   constexpr int kSums = 1 + kCentred + kColumns;
   const LocalTensor& dx = call.results[0];
   CudaQueue& queue = *call.queue;
-  const auto threads = static_cast<unsigned>(
-      (width / kVector + kKept * kWarp - 1) / (kKept * kWarp) * kWarp);
+  const auto threads =
+      static_cast<unsigned>(DivideUp(width / kVector, kKept * kWarp) * kWarp);
   const unsigned of_block = threads == kWarp ? 4 : 1;  // rows
   const auto partial_bytes =
       static_cast<int64_t>(sizeof(float)) * kSums * width;  // of a block
@@ -494,7 +494,7 @@ void LaunchBackward(const KernelCall& call, int64_t rows, int64_t width) {
       std::max(1U, Backward<kKept>::kOfAll / (threads * of_block));
   const int64_t blocks =
       std::min({int64_t{blocks_of_each} * std::max(queue.multiprocessors, 1),
-                (rows + of_block - 1) / int64_t{of_block},
+                DivideUp(rows, of_block),
                 std::max<int64_t>(1, queue.workspace_bytes / partial_bytes)});
   auto* const partial = reinterpret_cast<float*>(
       queue.Workspace(blocks * partial_bytes, "gradients of a norm"));

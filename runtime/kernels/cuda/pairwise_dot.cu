@@ -55,8 +55,7 @@ void CallPairwiseDot(const KernelCall& call) {
   const LocalTensor& x = call.operands[0];
   const LocalTensor& y = call.results[0];
   constexpr unsigned kRowsOfBlock = 8;
-  const auto blocks =
-      static_cast<unsigned>((y.elements() + kRowsOfBlock - 1) / kRowsOfBlock);
+  const unsigned blocks = BlocksOf(y.elements(), kRowsOfBlock);
   ByType({x, y}, [&]<typename T>() {
     Launch(PairwiseDot<T>, blocks, dim3(kWarp, kRowsOfBlock), 0, *call.queue,
            Elements<T>(x), Elements<T>(y), x.shape[0], x.shape[1], x.shape[2]);

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "runtime/kernels/cuda/reduce.h"
-#include "runtime/kernels/cuda/window.h"
+#include "runtime/kernels/window.h"
 
 namespace tessera {
 namespace {

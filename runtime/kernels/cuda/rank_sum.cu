@@ -1,13 +1,12 @@
+#include "runtime/device/device.h"
 #include "runtime/kernels/cuda/elements.h"
 #include "runtime/kernels/cuda/rank_sum.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kMostSources = 64;
-
 struct Sources {
-  const void* of[kMostSources];
+  const void* of[QueueDevice::kMostSources];
   int count = 0;
 };
 
@@ -58,7 +57,8 @@ void Enqueue(const Sources& sources, std::byte* to, int64_t count,
 
 void EnqueueRankSum(std::span<const std::byte* const> sources, std::byte* to,
                     int64_t count, DType dtype, CudaQueue& queue) {
-  TESSERA_CHECK(!sources.empty() && sources.size() <= kMostSources)
+  TESSERA_CHECK(!sources.empty() &&
+                sources.size() <= size_t{QueueDevice::kMostSources})
       << sources.size();
   Sources all;
   for (const std::byte* source : sources) all.of[all.count++] = source;

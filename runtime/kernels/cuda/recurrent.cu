@@ -6,10 +6,6 @@
 namespace tessera {
 namespace {
 
-__device__ float Sigmoid(float x) {
-  return __fdividef(1.0F, 1.0F + expf(-x));
-}
-
 // Gates (rows, gates, features). Those that a node lacks are zero, and are not
 // written.
 template <typename T>

@@ -106,12 +106,11 @@ struct RowGrid {
 inline RowGrid RowGridFor(int64_t rows, int64_t width) {
   const int64_t vectors =
       width % kVector == 0 ? width / kVector : width / kVector + 2;
-  const int64_t warps = (vectors + kHeld * kWarp - 1) / (kHeld * kWarp);
+  const int64_t warps = DivideUp(vectors, kHeld * kWarp);
   const auto threads = static_cast<unsigned>(
       std::clamp<int64_t>(warps * kWarp, kWarp, kMostRowThreads));
   const unsigned shared = threads == kWarp ? 4 : 1;
-  return {dim3(static_cast<unsigned>((rows + shared - 1) / shared)),
-          dim3(threads, shared)};
+  return {dim3(BlocksOf(rows, shared)), dim3(threads, shared)};
 }
 
 // The row of the calling thread. One that is not there needs no thread: it is
@@ -133,7 +132,7 @@ class Row {
       : begin_(first),
         width_(width),
         base_(first / kVector * kVector),
-        vectors_((first + width - base_ + kVector - 1) / kVector),
+        vectors_(DivideUp(first + width - base_, kVector)),
         load_(load) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
@@ -201,8 +200,7 @@ class StoredRow {
 #pragma unroll
     for (int o = 0; o < kOperands; ++o) operands_[o] = operands[o];
     base_ = kWhole ? begin_ : begin_ / kVector * kVector;
-    vectors_ =
-        static_cast<int>((begin_ + width - base_ + kVector - 1) / kVector);
+    vectors_ = static_cast<int>(DivideUp(begin_ + width - base_, kVector));
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const int i = Index(k);
@@ -365,8 +363,7 @@ void AddChunksOf(const KernelCall& call, std::span<const LocalTensor> results,
   for (int k = 0; k < kSums; ++k) {
     sums.of[k] = Elements<Any>(results[static_cast<size_t>(k)]);
   }
-  Launch(AddChunks<kSums>,
-         static_cast<unsigned>((kSums * width + kWarp - 1) / kWarp),
+  Launch(AddChunks<kSums>, BlocksOf(kSums * width, kWarp),
          dim3(kWarp, kChunksAtOnce), 0, *call.queue, partial, chunks, width,
          sums, call.accumulate);
 }
@@ -379,7 +376,7 @@ void SumColumns(const KernelCall& call, Term term, int64_t rows,
   // A wave: on Hopper a multiprocessor has registers for three of these blocks.
   const int64_t blocks = 3 * std::max(queue.multiprocessors, 1);
   constexpr int64_t kRowsOfRound = 4 * kRowsAtOnce;  // the loop is unrolled
-  const int64_t across = (width + kColumnsOfBlock - 1) / kColumnsOfBlock;
+  const int64_t across = DivideUp(width, kColumnsOfBlock);
   const auto partial_bytes =
       static_cast<int64_t>(kSums * sizeof(float)) * std::max<int64_t>(width, 1);
   const int64_t most =
@@ -389,10 +386,9 @@ void SumColumns(const KernelCall& call, Term term, int64_t rows,
     (void)queue.Workspace(partial_bytes, "a sum of columns");
     return;
   }
-  const int64_t rounds =
-      (rows + most * kRowsOfRound - 1) / (most * kRowsOfRound);
+  const int64_t rounds = DivideUp(rows, most * kRowsOfRound);
   const int64_t chunk_rows = std::max<int64_t>(rounds, 1) * kRowsOfRound;
-  const int64_t chunks = (rows + chunk_rows - 1) / chunk_rows;
+  const int64_t chunks = DivideUp(rows, chunk_rows);
   auto* const partial = reinterpret_cast<float*>(queue.workspace);
   Launch(SumChunks<kSums, kWhole, Term>,
          dim3(static_cast<unsigned>(across), static_cast<unsigned>(chunks)),

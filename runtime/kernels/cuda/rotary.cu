@@ -3,6 +3,7 @@
 // are computed in double and serve all heads.
 
 #include <algorithm>
+#include <string>
 
 #include "runtime/kernels/cuda/elements.h"
 #include "runtime/kernels/rotary_angles.h"
@@ -85,7 +86,11 @@ void CallTurn(const KernelCall& call, double direction) {
   const int64_t tokens = positions.elements();
   const RotaryAngles by_pair = RotaryAnglesOf(call, width);
   const size_t half = by_pair.of_pair.size();
-  TESSERA_CHECK(half <= kMostPairs) << 2 * half << " turned features";
+  if (half > kMostPairs) {
+    return call.queue->Fail("rotary embedding of " + std::to_string(2 * half) +
+                            " features of a head: CUDA kernels turn up to " +
+                            std::to_string(2 * kMostPairs));
+  }
   Angles angles = {.of = {}, .magnitude = by_pair.magnitude};
   std::ranges::copy(by_pair.of_pair, angles.of);
   const int64_t heads = x.elements() / std::max<int64_t>(tokens * width, 1);

@@ -104,7 +104,7 @@ void SumOver(const KernelCall& call, F f, float factor = 1) {
 inline constexpr unsigned kRowsOfBlock = 4;
 
 inline dim3 GridOfRows(int64_t rows) {
-  return dim3(static_cast<unsigned>((rows + kRowsOfBlock - 1) / kRowsOfBlock));
+  return dim3(BlocksOf(rows, kRowsOfBlock));
 }
 inline dim3 BlockOfRows() {
   return dim3(kWarp, kRowsOfBlock);

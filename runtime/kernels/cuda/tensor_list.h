@@ -84,14 +84,14 @@ void InLists(std::span<const KernelCall> calls, int64_t block_elements,
       constexpr int64_t kAtOnce = int64_t{kThreads} * kVector;
       const int64_t most =
           std::max(1U, BlocksForVectors(*calls[0].queue, elements));
-      const int64_t rounds = (elements + most * kAtOnce - 1) / (most * kAtOnce);
+      const int64_t rounds = DivideUp(elements, most * kAtOnce);
       list.block_elements = std::max<int64_t>(1, rounds) * kAtOnce;
     }
     int blocks = 0;
     for (int i = 0; i < list.count; ++i) {
       list.first_block[i] = blocks;
-      blocks += static_cast<int>((list.items[i].n + list.block_elements - 1) /
-                                 list.block_elements);
+      blocks +=
+          static_cast<int>(DivideUp(list.items[i].n, list.block_elements));
     }
     list.first_block[list.count] = blocks;
     enqueue(list, part, static_cast<unsigned>(blocks));

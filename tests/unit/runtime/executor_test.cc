@@ -5,10 +5,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "planner/base/rng.h"
 #include "runtime/comm/thread_world.h"
@@ -493,6 +497,97 @@ TEST_F(OneRankStep, NothingOfAFailedStepGoesOn) {
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().ToString(), "load value t: no data");
   EXPECT_TRUE(device.idle());
+}
+
+LoadInput Zeros() {
+  return [](const Tensor&, const LocalTensor& block, int64_t) -> Result<void> {
+    std::fill_n(block.as<double>(), block.elements(), 0);
+    return {};
+  };
+}
+
+class DeviceWithoutTimes : public QueueCpuDevice {
+ public:
+  DeviceWithoutTimes() : QueueCpuDevice(0) {}
+  Result<Duration> Between(int, int) override {
+    return Error{ErrorCode::kUnavailable, "no times", ""};
+  }
+};
+
+TEST_F(OneRankStep, TimesThatCannotBeReadEndTheJob) {
+  auto worlds = MakeThreadWorlds(2);
+  {
+    DeviceWithoutTimes device;
+    const auto world = MakeQueueWorld(*worlds[0], device);
+    auto executor =
+        *RankExecutor::Create(tasks_, graph_, {}, 0, *world, device, Zeros());
+    const auto result = executor->Run(tasks_);
+    ASSERT_FALSE(result.has_value());
+    EXPECT_EQ(result.error().ToString(), "no times");
+  }
+  worlds[0].reset();
+  const std::vector<int> both = {0, 1};
+  const auto peer = worlds[1]->Group(both).value()->Barrier();
+  ASSERT_FALSE(peer.has_value());
+  EXPECT_EQ(peer.error().message, "rank 0 aborted: no times");
+}
+
+// Notes what is asked of it.
+class NotingDevice : public QueueCpuDevice {
+ public:
+  NotingDevice() : QueueCpuDevice(0) {}
+  Result<void> Pin(void* data, Bytes size) override {
+    pinned.emplace_back(reinterpret_cast<uintptr_t>(data), size.value);
+    return {};
+  }
+  Result<int> MakeQueue(StreamRole role) override {
+    ++queues_made;
+    return QueueCpuDevice::MakeQueue(role);
+  }
+
+  std::vector<std::pair<uintptr_t, int64_t>> pinned;
+  int queues_made = 0;
+};
+
+// The system pins whole pages.
+TEST_F(OneRankStep, WhatIsPinnedSharesNoPage) {
+  constexpr int kValues = 20;  // of 256 bytes
+  for (int i = 0; i < kValues; ++i) {
+    const ValueId id = AddValue(tasks_, GroupId(0), {4, 8}, {});
+    tasks_.values[id.index()].tier = MemoryTier::kHost;
+  }
+  auto worlds = MakeThreadWorlds(1);
+  NotingDevice device;
+  const auto world = MakeQueueWorld(*worlds[0], device);
+  const auto executor =
+      *RankExecutor::Create(tasks_, graph_, {}, 0, *world, device, Zeros());
+  ASSERT_EQ(device.pinned.size(), size_t{kValues});
+  std::set<uintptr_t> pages;
+  for (const auto& [data, size] : device.pinned) {
+    const uintptr_t last = (data + static_cast<uintptr_t>(size) - 1) / 4096;
+    for (uintptr_t page = data / 4096; page <= last; ++page) {
+      EXPECT_TRUE(pages.insert(page).second);
+    }
+  }
+}
+
+TEST_F(OneRankStep, TheLossHasTheQueuesOfTheSteps) {
+  tasks_.tasks[1].stream = StreamRole::kSendForward;
+  tasks_.tasks[1].deps = {TaskId(0)};
+  tasks_.tasks[2].deps = {TaskId(1)};
+  tasks_.loss = total_;
+  auto worlds = MakeThreadWorlds(1);
+  NotingDevice device;
+  const auto world = MakeQueueWorld(*worlds[0], device);
+  auto executor =
+      *RankExecutor::Create(tasks_, graph_, {}, 0, *world, device, Zeros());
+  EXPECT_EQ(device.queues_made, 1);
+  const TaskGraph loss = LossOnly(tasks_);
+  ASSERT_EQ(loss.tasks.size(), 3U);
+  const auto of_loss = *RankExecutor::CreateForLoss(loss, *executor, Zeros());
+  EXPECT_EQ(device.queues_made, 1);
+  ASSERT_TRUE(executor->Run(tasks_).has_value());
+  ASSERT_TRUE(of_loss->Run(loss).has_value());
 }
 
 TEST_F(OneRankStep, UnknownKernelIsAnError) {

@@ -1,6 +1,6 @@
 #pragma once
-// Windows over images, in one direction (planner/ops/window.h), as the CUDA
-// kernels see them. For .cu files.
+// Windows over images, in one direction (planner/ops/window.h), on the CPU and
+// in CUDA.
 
 #include <cstdint>
 #include <string_view>
@@ -9,6 +9,8 @@
 
 namespace tessera {
 
+// Of the image and of the result there may be a block. A plain value, which
+// CUDA kernels are given; constexpr for these.
 struct WindowAxis {
   int64_t in = 0;      // extent of the image's block
   int64_t window = 0;  // elements
@@ -22,32 +24,32 @@ struct WindowAxis {
   int64_t high = 0;
 
   // The place in the image of element `k` of window `o`; may be outside.
-  __device__ int64_t At(int64_t o, int64_t k) const {
+  constexpr int64_t At(int64_t o, int64_t k) const {
     return first + o * stride + k * dilation;
   }
-  __device__ bool Inside(int64_t place) const {
+  constexpr bool Inside(int64_t place) const {
     return place >= 0 && place < in;
   }
   // The window whose element `k` is at `place`, or -1.
-  __device__ int64_t WindowAt(int64_t place, int64_t k) const {
+  constexpr int64_t WindowAt(int64_t place, int64_t k) const {
     const int64_t from = place - first - k * dilation;
     return from >= 0 && from % stride == 0 && from / stride < out
                ? from / stride
                : -1;
   }
-  // What of a window is in the whole image: [begin, end).
-  __device__ int64_t Begin(int64_t o) const {
+  // What of a window without dilation is in the whole image: [begin, end).
+  constexpr int64_t Begin(int64_t o) const {
     const int64_t place = At(o, 0);
     return place > low ? place : low;
   }
-  __device__ int64_t End(int64_t o) const {
+  constexpr int64_t End(int64_t o) const {
     const int64_t place = At(o, 0) + window;
     return place < high ? place : high;
   }
 };
 
-// Of dimension `from_last` (1: the width) of an image and a result. Signals
-// are images of one row.
+// Of dimension `from_last` (1: the width) of an image and a result, without
+// window and dilation. Signals are images of one row.
 inline WindowAxis WindowAxisOf(const KernelCall& call, size_t from_last,
                                const LocalTensor& image,
                                const LocalTensor& result) {
