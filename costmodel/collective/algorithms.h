@@ -55,13 +55,15 @@ std::span<const CollectiveAlgorithm> CollectiveAlgorithms();
 // ring.cc: every rank sends to the next, n - 1 times for each of reduce-scatter
 // and all-gather. Within one host a ring for each of its node rings; across
 // hosts as many as there are doors (doors.h): one enters a host by its door and
-// leaves by another's, so that all NICs carry the same.
+// leaves by another's, so that all NICs carry the same; a mesh of direct links
+// they go through in all of its orders.
 bool RingApplies(CommKind kind, const CollectiveGroup& group);
 Rounds RingRounds(CommKind kind, const CollectiveGroup& group);
 
-// tree.cc: from each door (doors.h) a chain through all ranks of the host and,
-// between the doors, binary trees over the hosts: sums go up them, results come
-// down. Within one host only for a mesh that has no ring.
+// tree.cc: from each door (doors.h) a chain through all ranks of the host, be
+// they as many as on others or not, and, between the doors, binary trees over
+// the hosts: sums go up them, results come down. Within one host only for a
+// mesh that has no ring.
 // Two trees with half of the data each, so that who has children in one is a
 // leaf in the other (Sanders, Speck, Traff, "Two-tree algorithms for full
 // bandwidth broadcast, reduction and scan", 2009); or one.
@@ -101,8 +103,8 @@ bool DirectApplies(CommKind kind, const CollectiveGroup& group);
 Rounds DirectRounds(CommKind kind, const CollectiveGroup& group);
 
 // rooted.cc: scatter and gather send between the root (rank 0) and every other
-// rank at once; broadcast and reduce pass pieces along a chain of all ranks
-// that begins or ends at the root, as NCCL's do.
+// rank at once; broadcast and reduce pass pieces along each of the rings, from
+// the root or to it, and by no tree, as NCCL's do (its tuning.cc: rings alone).
 bool RootedApplies(CommKind kind, const CollectiveGroup& group);
 Rounds RootedRounds(CommKind kind, const CollectiveGroup& group);
 

@@ -224,7 +224,12 @@ CollectiveModel::Member CollectiveModel::MemberOf(
   member.devices = devices;
   std::vector<HostRanks> hosts;
   member.group = GroupOf(cluster_, router_, direct_links_, devices, hosts);
-  if (hosts.size() > 1) member.dealt_doors = DealtDoors(hosts);
+  if (hosts.size() > 1) {
+    member.dealt_doors = DealtDoors(hosts);
+    for (DeviceId device : devices) {
+      member.nics_at_once.push_back(router_.NicsOf(device).at_once);
+    }
+  }
   member.on_switch.reserve(devices.size());
   for (DeviceId device : devices) {
     member.on_switch.push_back(switch_links_[device.index()]);
@@ -328,7 +333,7 @@ CollectiveModel::RoundCost CollectiveModel::CostOf(const Member& member,
     cost.between_hosts.push_back(between_hosts);
     const double share = static_cast<double>(send.count) * round.copies *
                          round.repeat / rounds.chunks;
-    double out_of_nic = 0;  // seconds per byte
+    double out_of_nic = 0;  // bytes a second of the fastest
     double into_nic = 0;
     for (const auto& [link, part] : route) {
       const LinkType& type = TypeOf(link);
@@ -340,13 +345,27 @@ CollectiveModel::RoundCost CollectiveModel::CostOf(const Member& member,
       }
       load.bytes[link.index()] += bytes;
       if (!between_hosts) continue;
-      const double seconds = 1 / type.bandwidth.value;
-      if (IsOutOfNic(link, source)) out_of_nic = std::max(out_of_nic, seconds);
-      if (IsIntoNic(link, target)) into_nic = std::max(into_nic, seconds);
-      cost.seconds_per_byte = std::max(cost.seconds_per_byte, seconds);
+      const double rate = type.bandwidth.value;
+      const bool out = IsOutOfNic(link, source);
+      const bool into = IsIntoNic(link, target);
+      if (out) out_of_nic = std::max(out_of_nic, rate);
+      if (into) into_nic = std::max(into_nic, rate);
+      if (!out && !into) {
+        cost.seconds_per_byte = std::max(cost.seconds_per_byte, 1 / rate);
+      }
     }
-    load.by_one_nic[member.devices[from].index()][0] += share * out_of_nic;
-    load.by_one_nic[member.devices[to].index()][1] += share * into_nic;
+    for (const double nic : {out_of_nic, into_nic}) {
+      if (nic > 0) {
+        cost.seconds_per_byte = std::max(cost.seconds_per_byte, 1 / nic);
+      }
+    }
+    const auto add = [&](size_t rank, size_t direction, double rate) {
+      if (rate == 0) return;
+      load.by_own_nics[member.devices[rank].index()][direction] +=
+          share / (rate * member.nics_at_once[rank]);
+    };
+    add(from, 0, out_of_nic);
+    add(to, 1, into_nic);
   }
   return cost;
 }
@@ -357,7 +376,7 @@ CollectiveModel::Replayed CollectiveModel::Replay(
     std::span<const Protocol> protocols) const {
   Replayed replayed;
   replayed.load.bytes.resize(cluster_.links.size());
-  replayed.load.by_one_nic.resize(cluster_.devices.size());
+  replayed.load.by_own_nics.resize(cluster_.devices.size());
   replayed.latency.resize(protocols.size());
   std::vector<Duration> sends;
   for (const Member& member : members) {
@@ -367,6 +386,10 @@ CollectiveModel::Replayed CollectiveModel::Replay(
                                    rounds.own_share / member.switch_bandwidth);
     }
     std::vector<Duration> total(protocols.size());
+    std::vector<std::vector<Duration>> ways(  // by base, if apart
+        protocols.size(),
+        std::vector<Duration>(rounds.apart ? static_cast<size_t>(rounds.chunks)
+                                           : 0));
     for (const Round& round : rounds.rounds) {
       const RoundCost cost = CostOf(member, rounds, round, replayed.load);
       if (protocols.empty()) continue;
@@ -379,7 +402,13 @@ CollectiveModel::Replayed CollectiveModel::Replay(
         for (size_t i = 0; i < sends.size(); ++i) {
           sends[i] += steps[cost.between_hosts[i] ? 1 : 0];
         }
-        total[p] += LongestChain(round, rings, sends);
+        if (rounds.apart) {
+          for (size_t i = 0; i < sends.size(); ++i) {
+            ways[p][static_cast<size_t>(round.sends[i].base)] += sends[i];
+          }
+        } else {
+          total[p] += LongestChain(round, rings, sends);
+        }
         if (rounds.whole_pieces) {
           total[p] += Duration::FromSeconds(
               cost.seconds_per_byte *
@@ -388,6 +417,7 @@ CollectiveModel::Replayed CollectiveModel::Replay(
       }
     }
     for (size_t p = 0; p < protocols.size(); ++p) {
+      for (const Duration way : ways[p]) total[p] = Max(total[p], way);
       replayed.latency[p] = Max(replayed.latency[p], total[p]);
     }
   }
@@ -398,7 +428,7 @@ CollectiveModel::Replayed CollectiveModel::Replay(
         std::max(replayed.busiest,
                  replayed.load.bytes[l] / TypeOf(link).bandwidth.value);
   }
-  for (const auto& seconds : replayed.load.by_one_nic) {
+  for (const auto& seconds : replayed.load.by_own_nics) {
     replayed.busiest = std::max({replayed.busiest, seconds[0], seconds[1]});
   }
   return replayed;

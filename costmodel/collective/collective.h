@@ -12,12 +12,13 @@
 //   start = that of the slowest link type + that of the protocol
 //   seconds_per_byte = (busiest + own copies) / fraction
 //   busiest = max over links of (bytes over the link per payload byte) / (the
-//             link's bandwidth); a device sends and receives no faster than one
-//             NIC does, however many are equally near
+//             link's bandwidth); a device sends and receives no faster than the
+//             NICs do that it uses at once, however many are equally near
+//             (NearestNics::at_once)
 //
 // (the alpha-beta model of Hockney, 1994, with links in place of one beta), and
 // the collective takes the least of them, as NCCL chooses (its tuning.cc): a
-// concave curve of up to nine lines, whose slope falls as the payload grows.
+// concave curve of up to seven lines, whose slope falls as the payload grows.
 // That is the ramp of measured bandwidths.
 //
 // The bandwidth term takes all rounds at once: the payload is cut into many
@@ -132,6 +133,7 @@ class CollectiveModel {
     std::span<const DeviceId> devices;
     CollectiveGroup group;                      // its doors in turn
     std::vector<std::vector<int>> dealt_doors;  // of several hosts
+    std::vector<int> nics_at_once;              // by rank, of several hosts
     std::vector<SwitchLinks> on_switch;         // by rank
     double switch_bandwidth = 0;                // of the slowest rank
   };
@@ -140,8 +142,9 @@ class CollectiveModel {
   struct Load {
     std::vector<double> bytes;  // per payload byte, by link
     // Out of a device to other hosts and into it from there: seconds per
-    // payload byte, were it by one NIC.
-    std::vector<std::array<double, 2>> by_one_nic;
+    // payload byte, were it by as many of the fastest of its NICs as it uses at
+    // once.
+    std::vector<std::array<double, 2>> by_own_nics;
     Duration start;  // of the slowest type of link
   };
   // All rounds of all subgroups.
@@ -155,7 +158,8 @@ class CollectiveModel {
   struct RoundCost {
     std::vector<Duration> hops;       // the latency of each send's route
     std::vector<bool> between_hosts;  // of each send
-    double seconds_per_byte = 0;      // over the slowest link between hosts
+    // Over the slowest link between hosts, of several NICs the fastest.
+    double seconds_per_byte = 0;
   };
 
   const LinkType& TypeOf(LinkId link) const;

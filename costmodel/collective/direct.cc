@@ -1,3 +1,4 @@
+#include <cmath>
 #include <numeric>
 
 #include "costmodel/collective/algorithms.h"
@@ -29,16 +30,24 @@ Round EveryPair(int n, bool receivers_chunk, bool reduce) {
 
 // More ranks than kMostExact have pairs by the million, all alike: each rank
 // sends to kSample others in place of all. They are the same steps ahead of
-// every rank, so that all receive alike, and steps of no whole number of hosts,
-// so that all pairs of places in a host are among them.
+// every rank, so that all receive alike: of each of so many equal stretches of
+// steps one, by the golden ratio's multiples modulo 1, which fill the stretches
+// evenly (Weyl's equidistribution), so that whatever hosts and leaves have, as
+// many steps as should be lead to each place in them.
 constexpr int kMostExact = 1024;
 constexpr int kSample = 255;
 Round SampledPairs(int n) {
+  constexpr double kGolden = 0.6180339887498949;
+  std::vector<int> steps;
+  for (int i = 0; i < kSample; ++i) {
+    const double within = i * kGolden - std::floor(i * kGolden);
+    steps.push_back(1 + static_cast<int>((i + within) * (n - 1) / kSample));
+  }
   Round round;
   round.modulus = n;
   for (int from = 0; from < n; ++from) {
     for (int i = 0; i < kSample; ++i) {
-      const auto ahead = 1 + static_cast<int>(int64_t{i} * (n - 1) / kSample);
+      const int ahead = steps[static_cast<size_t>(i)];
       round.sends.push_back(
           {.from = from, .to = (from + ahead) % n, .first = i});
     }

@@ -23,7 +23,7 @@ std::vector<bool> CanBeDoors(const HostRanks& host) {
   const auto measure = [](const NearestNics& nics) {
     return std::pair(nics.numbers.size(), nics.distance);
   };
-  std::map<int, std::pair<size_t, std::array<int64_t, 4>>> least;  // by NIC
+  std::map<int, std::pair<size_t, std::array<int64_t, 3>>> least;  // by NIC
   for (const NearestNics& nics : host.nics) {
     for (int nic : nics.numbers) {
       const auto [it, is_new] = least.try_emplace(nic, measure(nics));
@@ -66,8 +66,8 @@ class NicLoads {
   std::map<int, double> loads_;
 };
 
-// The door of each ring, at its `wanted` position where that loads no NIC more
-// than another.
+// The door of each ring, at its `wanted` position where that loads no NIC and
+// no rank more than another.
 std::vector<int> Deal(const HostRanks& host, const std::vector<int>& wanted) {
   const size_t size = host.nics.size();
   std::vector<int> doors(wanted.size(), -1);
@@ -78,6 +78,9 @@ std::vector<int> Deal(const HostRanks& host, const std::vector<int>& wanted) {
       nics == 0 ? std::numeric_limits<double>::infinity()
                 : std::ceil(static_cast<double>(wanted.size()) / nics) + 1e-3;
   const std::vector<bool> can_be_door = CanBeDoors(host);
+  const auto doors_of_all = std::ranges::count(can_be_door, true);
+  const auto even_uses =
+      static_cast<int>((std::ssize(wanted) + doors_of_all - 1) / doors_of_all);
   NicLoads loads;
   std::vector<int> uses(size, 0);
   const auto take = [&](size_t ring, size_t position) {
@@ -87,7 +90,8 @@ std::vector<int> Deal(const HostRanks& host, const std::vector<int>& wanted) {
   };
   for (size_t ring = 0; ring < wanted.size(); ++ring) {
     const size_t position = static_cast<size_t>(wanted[ring]) % size;
-    if (can_be_door[position] && loads.With(host.nics[position]) <= even) {
+    if (can_be_door[position] && uses[position] < even_uses &&
+        loads.With(host.nics[position]) <= even) {
       take(ring, position);
     }
   }
@@ -127,18 +131,19 @@ std::vector<std::vector<int>> DoorsInTurn(const std::vector<HostRanks>& hosts) {
 
 std::vector<std::vector<int>> DealtDoors(const std::vector<HostRanks>& hosts) {
   size_t widest = 0;
-  std::vector<int> nics;
+  std::vector<size_t> ways_in;
   for (const HostRanks& host : hosts) {
     widest = std::max(widest, host.nics.size());
-    nics.push_back(NumNics(host));
+    ways_in.push_back(
+        std::min(static_cast<size_t>(NumNics(host)), host.nics.size()));
   }
   const auto scarce =
-      static_cast<size_t>(std::ranges::min_element(nics) - nics.begin());
-  const auto fewest = static_cast<size_t>(nics[scarce]);
+      static_cast<size_t>(std::ranges::min_element(ways_in) - ways_in.begin());
+  const size_t fewest = ways_in[scarce];
   if (fewest == 0 || std::ranges::any_of(hosts, &HostRanks::meshed)) {
     return DoorsInTurn(hosts);
   }
-  const size_t rings = fewest > widest ? widest : widest / fewest * fewest;
+  const size_t rings = widest / fewest * fewest;
   std::vector<int> wanted;
   for (size_t ring = 0; ring < rings; ++ring) {
     wanted.push_back(static_cast<int>(ring % hosts[scarce].nics.size()));

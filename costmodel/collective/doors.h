@@ -21,20 +21,20 @@ struct HostRanks {
 // alike.
 std::vector<std::vector<int>> DoorsInTurn(const std::vector<HostRanks>& hosts);
 
-// The same, such that the doors of each host load its NICs alike as far as can
-// be. There are only as many rings as are a multiple of the NICs of the host
-// with the fewest, or as many as the widest host has ranks where these are
-// fewer. (NCCL searches as many channels as the NICs of a host carry,
-// and takes as many on all hosts as on the one with the fewest: its
+// The same, such that the doors of each host load its NICs and its ranks alike
+// as far as can be. A host has as many ways in as it has NICs, or ranks where
+// these are fewer; there are only as many rings as are a multiple of those of
+// the host with the fewest. (NCCL searches as many channels as the NICs of a
+// host carry, and takes as many on all hosts as on the one with the fewest: its
 // graph/search.cc and init.cc.)
 //
 // A door is a rank that for one of its NICs is the first by how few NICs it
 // goes by, then by how near these are, and as few rings as possible have one
 // door: so of two GPUs that have one NIC left between them one is none. Where
 // it changes nothing of this ring r enters every host at the same position,
-// hence on the same rail: at that of the host with the fewest NICs, and there
-// at position r. In turn where direct links make the order, since a ring's two
-// ends go together there.
+// hence on the same rail: at that of the host with the fewest ways in, and
+// there at position r. In turn where direct links make the order, since a
+// ring's two ends go together there.
 std::vector<std::vector<int>> DealtDoors(const std::vector<HostRanks>& hosts);
 
 }  // namespace tessera

@@ -45,7 +45,7 @@ Rounds NvlsRounds(CommKind, const CollectiveGroup& group) {
 
 bool NvlsTreeApplies(CommKind kind, const CollectiveGroup& group) {
   return TreeApplies(kind, group) && group.in_switch &&
-         group.nodes.size() > 1 && group.nodes[0].size() > 1;
+         group.nodes.size() > 1 && MostRanks(group) > 1;
 }
 
 Rounds NvlsTreeRounds(CommKind, const CollectiveGroup& group) {

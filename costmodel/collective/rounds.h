@@ -45,6 +45,9 @@ struct Rounds {
   int chunks = 1;
   std::vector<int> owner;
   std::vector<Round> rounds;
+  // Whether chunks of one base wait for no others, so that the rounds take as
+  // long as the slowest of their ways, not as the slowest send of each.
+  bool apart = false;
   // Of the payload: what every rank copies from where it was to where it is
   // wanted, without sending it.
   double own_share = 0;

@@ -19,7 +19,8 @@ int ChainsOf(const CollectiveGroup& group) {
   return group.nodes.size() == 1 ? 1 : static_cast<int>(group.doors[0].size());
 }
 
-// The sends along all chains between positions `from` and `to`.
+// The sends along all chains between positions `from` and `to`, on hosts with
+// as many ranks.
 Round AlongChains(const CollectiveGroup& group, int trees, int from, int to,
                   bool reduce) {
   const int chains = ChainsOf(group);
@@ -27,6 +28,7 @@ Round AlongChains(const CollectiveGroup& group, int trees, int from, int to,
   round.modulus = trees;
   round.reduce = reduce;
   for (size_t host = 0; host < group.nodes.size(); ++host) {
+    if (std::max(from, to) >= std::ssize(group.nodes[host])) continue;
     for (int chain = 0; chain < chains; ++chain) {
       round.sends.push_back({.from = ChainRank(group, host, chain, from),
                              .to = ChainRank(group, host, chain, to),
@@ -39,7 +41,7 @@ Round AlongChains(const CollectiveGroup& group, int trees, int from, int to,
 }
 
 Rounds TreeRounds(const CollectiveGroup& group, int trees) {
-  const int local = static_cast<int>(group.nodes[0].size());
+  const int local = MostRanks(group);
   Rounds out;
   out.chunks = ChainsOf(group) * trees;
   out.whole_pieces = true;
@@ -86,6 +88,14 @@ int DoorRank(const CollectiveGroup& group, size_t host, int door) {
   return ChainRank(group, host, door, 0);
 }
 
+int MostRanks(const CollectiveGroup& group) {
+  int most = 0;
+  for (const auto& ranks : group.nodes) {
+    most = std::max(most, static_cast<int>(ranks.size()));
+  }
+  return most;
+}
+
 std::vector<Round> TreesAcrossHosts(const CollectiveGroup& group, int trees) {
   const int hosts = static_cast<int>(group.nodes.size());
   const int chains = static_cast<int>(group.doors[0].size());
@@ -117,10 +127,7 @@ std::vector<Round> TreesAcrossHosts(const CollectiveGroup& group, int trees) {
 
 bool TreeApplies(CommKind kind, const CollectiveGroup& group) {
   return kind == CommKind::kAllReduce &&
-         (group.nodes.size() > 1 || group.open_chain) &&
-         std::ranges::all_of(group.nodes, [&](const auto& node) {
-           return node.size() == group.nodes[0].size();
-         });
+         (group.nodes.size() > 1 || group.open_chain);
 }
 
 Rounds DoubleTreeRounds(CommKind, const CollectiveGroup& group) {

@@ -11,10 +11,13 @@ namespace tessera {
 // The rank that is this door (CollectiveGroup::doors) of a host.
 int DoorRank(const CollectiveGroup& group, size_t host, int door);
 
+// Of a host.
+int MostRanks(const CollectiveGroup& group);
+
 // One round for each level, sums going up and then results coming down, between
 // the hosts' doors. Chunk door * trees + t goes along tree t; of two trees the
 // inner hosts of one are leaves of the other.
-// REQUIRES: hosts of equal size; `trees` is 1 or 2.
+// REQUIRES: `trees` is 1 or 2.
 std::vector<Round> TreesAcrossHosts(const CollectiveGroup& group, int trees);
 
 }  // namespace tessera

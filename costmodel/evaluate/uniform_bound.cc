@@ -336,10 +336,9 @@ void UniformBound::SetExchanges(const Strategy& strategy,
   setting.onward = static_cast<double>(in_host) / host_bandwidth_;
 }
 
-std::vector<double> UniformBound::ExchangesOf(const Strategy& strategy,
-                                              int64_t dp, int64_t stride,
-                                              int64_t step) const {
-  std::vector<double> exchanges(static_cast<size_t>(strategy.pp), 0);
+std::vector<UniformBound::Exchange> UniformBound::ExchangesOf(
+    const Strategy& strategy, int64_t dp, int64_t stride, int64_t step) const {
+  std::vector<Exchange> exchanges(static_cast<size_t>(strategy.pp));
   const int64_t shared = int64_t{strategy.cp} * strategy.ep;
   const int64_t replica = strategy.tp * shared;
   const auto host_of = [&](int64_t device) {
@@ -362,13 +361,21 @@ std::vector<double> UniformBound::ExchangesOf(const Strategy& strategy,
       }
     }
     if (!known) continue;
+    std::vector<int64_t> hosts(static_cast<size_t>(strategy.tp));  // by part
     for (const auto& [host, parts] : on_host) {
       double entering = 0;  // of a byte of each rank
-      for (int64_t here : parts) {
-        if (here > 0) entering += (copies - static_cast<double>(here)) / copies;
+      for (size_t part = 0; part < parts.size(); ++part) {
+        if (parts[part] == 0) continue;
+        ++hosts[part];
+        entering += (copies - static_cast<double>(parts[part])) / copies;
       }
-      exchanges[s] = std::max(exchanges[s], entering / host_bandwidth_);
+      exchanges[s].once =
+          std::max(exchanges[s].once, entering / host_bandwidth_);
     }
+    int64_t messages = 0;
+    for (int64_t h : hosts) messages += std::max<int64_t>(0, h - 1);
+    exchanges[s].sum = static_cast<double>(messages) /
+                       static_cast<double>(on_host.size()) / host_bandwidth_;
   }
   return exchanges;
 }
@@ -514,11 +521,12 @@ int64_t UniformBound::ReductionEnd(const Strategy& strategy,
 
 int64_t UniformBound::ExchangeTime(const Setting& setting, size_t stage,
                                    double bytes, double summed) const {
+  const Exchange exchange = setting.ExchangeOf(stage);
   return static_cast<int64_t>(
-      1e12 *
-      std::max(setting.ExchangeOf(stage) * (bytes + crossings_of_sum_ * summed),
-               setting.device_exchange *
-                   (bytes + device_crossings_of_sum_ * summed)));
+      1e12 * std::max(exchange.once * bytes +
+                          exchange.sum * crossings_of_sum_ * summed,
+                      setting.device_exchange *
+                          (bytes + device_crossings_of_sum_ * summed)));
 }
 
 // What the optimizer takes behind a stage's last gradients of activations. On

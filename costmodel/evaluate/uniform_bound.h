@@ -45,11 +45,11 @@
 // enter each host (Chan et al. 2007, table of lower bounds), twice for a sum
 // that all need unless switches add; the links to the network that their routes
 // take are the limit. Where hosts have unlike numbers of the n copies of a
-// part, one that has k of them takes in (n - k) / n, and of a sum twice that as
-// rings and halving have it (trees within hosts, which would take in less, are
-// for hosts of equal numbers: costmodel/collective). So does each device, with
-// k = 1, over all links that it has. With measured collectives none of this
-// counts.
+// part, one that has k of them takes in (n - k) / n. Of a sum that all need
+// rings bring it twice that, but trees, to which ranks of one host are as one,
+// do not: there 2 (H - 1) / H enter the average host, since H - 1 messages make
+// a sum of H and as many bring it to all. So does (n - 1) / n of n devices,
+// over all links that each has. With measured collectives none of this counts.
 //
 // Memory. What a stage stores, and the activations of the (chunk, microbatch)
 // pairs that have run forward when the first backward starts
@@ -166,6 +166,12 @@ class UniformBound {
     std::vector<Position> positions;
     std::vector<StageCost> stages;
   };
+  // Setting::exchange of what each rank gathers or leaves with one, and of each
+  // time that a sum which all need crosses to a host.
+  struct Exchange {
+    double once = 0;
+    double sum = 0;
+  };
   // What a strategy leaves open, and its tables.
   struct Setting {
     const PipelineSchedule* schedule = nullptr;
@@ -179,12 +185,13 @@ class UniformBound {
     double device_exchange = 0;  // the same, by what each device takes in
     double onward = 0;
     int64_t step = 0;  // ranks from one stage to the next
-    // `exchange` by stage, where the hosts of a stage do not have as many of
-    // its replicas each.
-    const std::vector<double>* exchanges = nullptr;
+    // In place of `exchange`, by stage, where the hosts of a stage do not have
+    // as many of its replicas each.
+    const std::vector<Exchange>* exchanges = nullptr;
 
-    double ExchangeOf(size_t stage) const {
-      return exchanges == nullptr ? exchange : (*exchanges)[stage];
+    Exchange ExchangeOf(size_t stage) const {
+      return exchanges == nullptr ? Exchange{exchange, exchange}
+                                  : (*exchanges)[stage];
     }
   };
 
@@ -205,8 +212,8 @@ class UniformBound {
   void SetBandwidths(const Router& router);
   void SetExchanges(const Strategy& strategy, Setting& setting) const;
   // By stage, where replicas are `stride` ranks apart and stages `step`.
-  std::vector<double> ExchangesOf(const Strategy& strategy, int64_t dp,
-                                  int64_t stride, int64_t step) const;
+  std::vector<Exchange> ExchangesOf(const Strategy& strategy, int64_t dp,
+                                    int64_t stride, int64_t step) const;
   // Nothing where the tables do not know the strategy.
   std::optional<Setting> SettingOf(const GraphIndex& index,
                                    const Strategy& strategy) const;
@@ -260,7 +267,7 @@ class UniformBound {
   int device_crossings_of_sum_ = 2;
   mutable Table<BlockCosts> blocks_;
   mutable Table<Pipeline> pipelines_;
-  mutable Table<std::vector<double>> exchanges_;
+  mutable Table<std::vector<Exchange>> exchanges_;
 };
 
 }  // namespace tessera

@@ -17,16 +17,17 @@ namespace {
 struct PathCost {
   int32_t devices = 0;
   int32_t bridges = 0;
-  int64_t picoseconds = 0;
+  int32_t nics = 0;
   int32_t hops = 0;
+  int64_t picoseconds = 0;  // between nodes none
   auto operator<=>(const PathCost&) const = default;
   PathCost operator+(const PathCost& o) const {
-    return {devices + o.devices, bridges + o.bridges,
-            picoseconds + o.picoseconds, hops + o.hops};
+    return {devices + o.devices, bridges + o.bridges, nics + o.nics,
+            hops + o.hops, picoseconds + o.picoseconds};
   }
 };
 
-constexpr PathCost kUnreached = {std::numeric_limits<int32_t>::max(), 0, 0, 0};
+constexpr PathCost kUnreached = {std::numeric_limits<int32_t>::max()};
 
 struct EdgeCost {
   PathCost cost;
@@ -57,9 +58,9 @@ struct Reached {
   }
 };
 
-// `links` are sorted.
+// `links` are sorted; their latencies may count.
 Reached Reach(const Cluster& cluster, DeviceId from,
-              std::span<const LinkId> links) {
+              std::span<const LinkId> links, bool latencies_count) {
   Reached reached;
   const VertexId start = cluster.devices[from.index()].vertex;
   std::vector<VertexId>& vertices = reached.vertices;
@@ -79,14 +80,16 @@ Reached Reach(const Cluster& cluster, DeviceId from,
     const Link& link = cluster.links[id.index()];
     const VertexKind kind = cluster.vertices[link.from.index()].kind;
     const bool forwards = kind == VertexKind::kDevice && link.from != start;
-    const Duration latency =
-        cluster.link_types[static_cast<size_t>(link.type)].latency;
+    PathCost cost = {.devices = forwards ? 1 : 0,
+                     .bridges = kind == VertexKind::kBridge ? 1 : 0,
+                     .nics = kind == VertexKind::kNic ? 1 : 0,
+                     .hops = 1};
+    if (latencies_count) {
+      cost.picoseconds = cluster.link_types[static_cast<size_t>(link.type)]
+                             .latency.picoseconds;
+    }
     reached.edges.push_back(
-        {reached.Find(link.from),
-         reached.Find(link.to),
-         {forwards ? 1 : 0, kind == VertexKind::kBridge ? 1 : 0,
-          latency.picoseconds, 1},
-         id});
+        {reached.Find(link.from), reached.Find(link.to), cost, id});
   }
   std::vector<std::pair<size_t, size_t>> ends;
   std::vector<EdgeCost> costs;
@@ -123,7 +126,18 @@ std::vector<std::vector<const Edge*>> LastEdges(const Reached& reached) {
   return last;
 }
 
+// More than the partners of a device in rings, and few beside all nodes.
+constexpr int kSingleSearches = 16;
+
 }  // namespace
+
+struct Router::Paths {
+  Reached reached;
+  std::vector<std::vector<const Edge*>> last;  // by vertex
+  // The vertices of the source's node by which least paths to one of the
+  // network come from there, as far as they were asked for.
+  std::vector<std::optional<std::vector<size_t>>> ways;
+};
 
 Router::Router(const Cluster& cluster) : cluster_(cluster) {
   for (size_t d = 0; d < cluster.devices.size(); ++d) {
@@ -185,6 +199,7 @@ Router::Router(const Cluster& cluster) : cluster_(cluster) {
     }
   }
   NumberClasses();
+  LeaveOutSlowNics();
 }
 
 void Router::NumberClasses() {
@@ -225,6 +240,93 @@ void Router::NumberClasses() {
   }
 }
 
+std::vector<VertexId> Router::NicsOfNode(size_t node) const {
+  std::vector<VertexId> nics;
+  for (LinkId id : links_of_node_[node]) {
+    const Link& link = cluster_.links[id.index()];
+    if (cluster_.vertices[link.from.index()].kind == VertexKind::kNic &&
+        NodeOf(link.from) == static_cast<int>(node) &&
+        NodeOf(link.to) != static_cast<int>(node)) {
+      nics.push_back(link.from);
+    }
+  }
+  std::ranges::sort(nics);
+  const auto repeated = std::ranges::unique(nics);
+  nics.erase(repeated.begin(), repeated.end());
+  return nics;
+}
+
+NearestNics Router::NearestOf(DeviceId device,
+                              std::span<const VertexId> nics) const {
+  const auto home = static_cast<size_t>(cluster_.devices[device.index()].node);
+  const Reached reached = Reach(cluster_, device, links_of_node_[home],
+                                /*latencies_count=*/false);
+  NearestNics nearest;
+  PathCost least = kUnreached;
+  for (size_t i = 0; i < nics.size(); ++i) {
+    const PathCost& cost = reached.cost[reached.Find(nics[i])];
+    if (cost == kUnreached || least < cost) continue;
+    if (cost < least) nearest.numbers.clear();
+    least = cost;
+    nearest.numbers.push_back(static_cast<int>(i));
+  }
+  nearest.distance = {least.devices, least.bridges, least.hops};
+  return nearest;
+}
+
+void Router::LeaveOutSlowNics() {
+  std::vector<double> rate(cluster_.vertices.size(),
+                           std::numeric_limits<double>::infinity());
+  for (const Link& link : cluster_.links) {
+    const double bandwidth =
+        cluster_.link_types[static_cast<size_t>(link.type)].bandwidth.value;
+    for (VertexId end : {link.from, link.to}) {
+      rate[end.index()] = std::min(rate[end.index()], bandwidth);
+    }
+  }
+  std::map<int, std::vector<bool>> used_of_class;  // by number of the NIC
+  std::vector<VertexId> unused;
+  for (size_t node = 0; node < links_of_node_.size(); ++node) {
+    const std::vector<VertexId> nics = NicsOfNode(node);
+    const auto rate_of = [&](size_t number) {
+      return rate[nics[number].index()];
+    };
+    if (std::ranges::all_of(nics, [&](VertexId nic) {
+          return rate[nic.index()] == rate[nics[0].index()];
+        })) {
+      continue;
+    }
+    auto& used = used_of_class[class_of_node_[node]];
+    if (used.empty()) {
+      used.resize(nics.size());
+      for (int d = first_device_[node]; d < first_device_[node + 1]; ++d) {
+        std::vector<int> nearest = NearestOf(DeviceId(d), nics).numbers;
+        std::ranges::stable_sort(nearest, std::greater<double>(), [&](int i) {
+          return rate_of(static_cast<size_t>(i));
+        });
+        double most = 0;
+        size_t count = 0;
+        for (size_t k = 0; k < nearest.size(); ++k) {
+          const double together = static_cast<double>(k + 1) *
+                                  rate_of(static_cast<size_t>(nearest[k]));
+          if (together <= most * (1 + 1e-9)) continue;
+          most = together;
+          count = k + 1;
+        }
+        for (size_t k = 0; k < count; ++k) {
+          used[static_cast<size_t>(nearest[k])] = true;
+        }
+      }
+    }
+    for (size_t i = 0; i < nics.size(); ++i) {
+      if (!used[i]) unused.push_back(nics[i]);
+    }
+  }
+  if (unused.empty()) return;
+  left_out_.resize(cluster_.vertices.size());
+  for (VertexId nic : unused) left_out_[nic.index()] = true;
+}
+
 std::vector<RouteLink> Router::Route(DeviceId from, DeviceId to) const {
   std::vector<RouteLink> links;
   Route(from, to, links);
@@ -255,25 +357,38 @@ void Router::Route(DeviceId from, DeviceId to,
   }
 }
 
-const Router::Pattern& Router::PatternOf(DeviceId from, int node) const {
+uint64_t Router::AlikeKey(DeviceId from, int node) const {
   const int home = cluster_.devices[from.index()].node;
   const auto class_of = [&](int n) {
     return static_cast<uint64_t>(class_of_node_[static_cast<size_t>(n)]);
   };
   const auto local = static_cast<uint64_t>(
       from.value - first_device_[static_cast<size_t>(home)]);
-  const uint64_t alike = (home == node ? uint64_t{1} << 63 : 0) | local << 48 |
-                         class_of(home) << 24 | class_of(node);
+  return (home == node ? uint64_t{1} << 63 : 0) | local << 48 |
+         class_of(home) << 24 | class_of(node);
+}
+
+const Router::Pattern& Router::PatternOf(DeviceId from, int node) const {
+  const uint64_t alike = AlikeKey(from, node);
   const uint64_t single =
       static_cast<uint64_t>(from.index()) << 32 | static_cast<uint64_t>(node);
-  {
+  const auto known = [&]() -> const Pattern* {
     std::shared_lock lock(mutex_);
-    if (auto found = alike_.find(alike); found != alike_.end()) {
-      if (found->second != nullptr) return *found->second;
-      if (auto own = single_.find(single); own != single_.end()) {
-        return *own->second;
-      }
-    }
+    const auto found = alike_.find(alike);
+    if (found == alike_.end()) return nullptr;
+    if (found->second != nullptr) return found->second.get();
+    const auto own = single_.find(single);
+    return own == single_.end() ? nullptr : own->second.get();
+  };
+  if (const Pattern* pattern = known()) return *pattern;
+  bool many = false;
+  {
+    std::unique_lock lock(mutex_);
+    many = ++single_searches_[alike >> 24] == kSingleSearches;
+  }
+  if (many) {
+    ComputeAll(from);
+    if (const Pattern* pattern = known()) return *pattern;
   }
   // Computed outside the lock; a second thread's equal result is dropped.
   bool inside = true;
@@ -297,44 +412,96 @@ Duration Router::Latency(std::span<const RouteLink> route) const {
   return Duration{std::llround(picoseconds)};
 }
 
+std::vector<LinkId> Router::LinksTo(int home,
+                                    std::span<const int> nodes) const {
+  std::vector<LinkId> links = links_of_node_[static_cast<size_t>(home)];
+  links.insert(links.end(), links_of_network_.begin(), links_of_network_.end());
+  for (int node : nodes) {
+    for (LinkId id : links_of_node_[static_cast<size_t>(node)]) {
+      const Link& link = cluster_.links[id.index()];
+      if (NodeOf(link.to) == node) links.push_back(id);
+    }
+  }
+  // A link from `home` to another node is in both lists.
+  std::ranges::sort(links);
+  const auto repeated = std::ranges::unique(links);
+  links.erase(repeated.begin(), repeated.end());
+  return links;
+}
+
+std::vector<LinkId> Router::Used(std::span<const LinkId> links) const {
+  std::vector<LinkId> used;
+  for (LinkId id : links) {
+    const Link& link = cluster_.links[id.index()];
+    if (left_out_.empty() ||
+        !(left_out_[link.from.index()] || left_out_[link.to.index()])) {
+      used.push_back(id);
+    }
+  }
+  return used;
+}
+
 // `inside` tells whether no third host forwards.
 std::shared_ptr<const Router::Pattern> Router::Compute(DeviceId from, int node,
                                                        bool& inside) const {
-  RoutesToNode routes;
   const int home = cluster_.devices[from.index()].node;
-  const std::vector<LinkId>& of_home =
-      links_of_node_[static_cast<size_t>(home)];
-  const std::vector<LinkId>& of_node =
-      links_of_node_[static_cast<size_t>(node)];
-  std::vector<LinkId> links = of_home;
-  if (node != home) {
-    links.insert(links.end(), of_node.begin(), of_node.end());
-    links.insert(links.end(), links_of_network_.begin(),
-                 links_of_network_.end());
-    // A link between the two nodes is in both lists.
-    std::ranges::sort(links);
-    const auto repeated = std::ranges::unique(links);
-    links.erase(repeated.begin(), repeated.end());
+  RoutesToNode routes;
+  const auto search = [&](std::span<const LinkId> links) {
+    Paths paths = Search(from, links, /*latencies_count=*/node == home);
+    return Walk(from, node, paths, routes);
+  };
+  if (node == home) {
+    inside = search(links_of_node_[static_cast<size_t>(home)]);
+  } else {
+    const std::vector<LinkId> links = LinksTo(home, std::array{node});
+    inside = search(Used(links)) || (!left_out_.empty() && search(links));
   }
-  inside = Search(from, node, links, routes);
   if (!inside) {
     std::vector<LinkId> all;
     for (size_t l = 0; l < cluster_.links.size(); ++l) {
       all.emplace_back(static_cast<int64_t>(l));
     }
-    TESSERA_CHECK(Search(from, node, all, routes))
+    TESSERA_CHECK(search(all))
         << "device " << from << " does not reach node " << node;
   }
+  return PatternOf(std::move(routes), home, node, inside);
+}
 
+void Router::ComputeAll(DeviceId from) const {
+  const int home = cluster_.devices[from.index()].node;
+  std::vector<int> nodes;
+  std::vector<bool> seen(class_of_node_.size());
+  for (int node = 0; node < static_cast<int>(class_of_node_.size()); ++node) {
+    const auto number =
+        static_cast<size_t>(class_of_node_[static_cast<size_t>(node)]);
+    if (node == home || seen[number]) continue;
+    seen[number] = true;
+    nodes.push_back(node);
+  }
+  Paths paths =
+      Search(from, Used(LinksTo(home, nodes)), /*latencies_count=*/false);
+  for (int node : nodes) {
+    RoutesToNode routes;
+    if (!Walk(from, node, paths, routes)) continue;
+    auto pattern = PatternOf(std::move(routes), home, node, /*inside=*/true);
+    std::unique_lock lock(mutex_);
+    alike_.try_emplace(AlikeKey(from, node), std::move(pattern));
+  }
+}
+
+std::shared_ptr<const Router::Pattern> Router::PatternOf(RoutesToNode routes,
+                                                         int home, int node,
+                                                         bool inside) const {
   auto pattern = std::make_shared<Pattern>();
   pattern->begin = std::move(routes.begin);
   for (const auto& [link, share] : routes.links) {
     Step step{Step::kAll, link.index(), share};
-    for (const auto& [among, list] : {std::pair(Step::kSource, &of_home),
-                                      std::pair(Step::kTarget, &of_node)}) {
-      const auto at = std::ranges::lower_bound(*list, link);
-      if (!inside || at == list->end() || *at != link) continue;
-      step = {among, static_cast<size_t>(at - list->begin()), share};
+    for (const auto& [among, owner] :
+         {std::pair(Step::kSource, home), std::pair(Step::kTarget, node)}) {
+      const auto& list = links_of_node_[static_cast<size_t>(owner)];
+      const auto at = std::ranges::lower_bound(list, link);
+      if (!inside || at == list.end() || *at != link) continue;
+      step = {among, static_cast<size_t>(at - list.begin()), share};
       break;
     }
     pattern->steps.push_back(step);
@@ -342,10 +509,20 @@ std::shared_ptr<const Router::Pattern> Router::Compute(DeviceId from, int node,
   return pattern;
 }
 
-bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
-                    RoutesToNode& out) const {
-  const Reached reached = Reach(cluster_, from, links);
-  const std::vector<std::vector<const Edge*>> last = LastEdges(reached);
+Router::Paths Router::Search(DeviceId from, std::span<const LinkId> links,
+                             bool latencies_count) const {
+  Paths paths;
+  paths.reached = Reach(cluster_, from, links, latencies_count);
+  paths.last = LastEdges(paths.reached);
+  paths.ways.resize(paths.last.size());
+  return paths;
+}
+
+bool Router::Walk(DeviceId from, int node, Paths& paths,
+                  RoutesToNode& out) const {
+  const Reached& reached = paths.reached;
+  const auto& last = paths.last;
+  auto& ways = paths.ways;
   const int home = cluster_.devices[from.index()].node;
   const auto local_index = static_cast<size_t>(
       from.value - first_device_[static_cast<size_t>(home)]);
@@ -353,9 +530,6 @@ bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
     return owner_[reached.vertices[v].index()];
   };
 
-  // The vertices of `home` by which least paths to one of the network come from
-  // there, as far as they were asked for.
-  std::vector<std::optional<std::vector<size_t>>> ways(last.size());
   const auto ways_to = [&](const auto& self,
                            size_t v) -> const std::vector<size_t>& {
     if (ways[v].has_value()) return *ways[v];
@@ -432,31 +606,22 @@ const NearestNics& Router::NicsOf(DeviceId device) const {
     }
   }
   // Computed outside the lock; a second thread's equal result is dropped.
-  const int node = static_cast<int>(home);
-  std::vector<VertexId> nics;  // that join the node to others
-  for (LinkId id : links_of_node_[home]) {
-    const Link& link = cluster_.links[id.index()];
-    if (cluster_.vertices[link.from.index()].kind == VertexKind::kNic &&
-        NodeOf(link.from) == node && NodeOf(link.to) != node) {
-      nics.push_back(link.from);
+  const std::vector<VertexId> nics = NicsOfNode(home);
+  auto nearest = std::make_shared<NearestNics>(NearestOf(device, nics));
+  if (nearest->numbers.size() > 1) {
+    size_t devices = 0;
+    for (int d = first_device_[home]; d < first_device_[home + 1]; ++d) {
+      devices += std::ranges::count(NearestOf(DeviceId(d), nics).numbers,
+                                    nearest->numbers[0]);
     }
+    nearest->at_once =
+        static_cast<int>((nearest->numbers.size() + devices - 1) / devices);
   }
-  std::ranges::sort(nics);
-  const auto repeated = std::ranges::unique(nics);
-  nics.erase(repeated.begin(), repeated.end());
-
-  const Reached reached = Reach(cluster_, device, links_of_node_[home]);
-  auto nearest = std::make_shared<NearestNics>();
-  PathCost least = kUnreached;
-  for (size_t i = 0; i < nics.size(); ++i) {
-    const PathCost& cost = reached.cost[reached.Find(nics[i])];
-    if (cost == kUnreached || least < cost) continue;
-    if (cost < least) nearest->numbers.clear();
-    least = cost;
-    nearest->numbers.push_back(static_cast<int>(i));
+  if (!left_out_.empty()) {
+    std::erase_if(nearest->numbers, [&](int number) {
+      return left_out_[nics[static_cast<size_t>(number)].index()];
+    });
   }
-  nearest->distance = {least.devices, least.bridges, least.picoseconds,
-                       least.hops};
   std::unique_lock lock(mutex_);
   return *nics_.try_emplace(key, std::move(nearest)).first->second;
 }

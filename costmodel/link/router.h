@@ -6,11 +6,14 @@
 //      nothing else joins the two);
 //   2. bridges passed through (of PCIe, or a host: not where NVLink joins the
 //      two, however the latencies are);
-//   3. the sum of the links' latencies;
-//   4. the number of links.
-// Bandwidths decide nothing, so that more of it moves no traffic.
+//   3. NICs passed through;
+//   4. the number of links (as networks route: ECMP, InfiniBand's min-hop);
+//   5. within a node, the sum of the links' latencies.
+// Between nodes latencies decide nothing, as bandwidths do not, so that less of
+// the one and more of the other move no traffic. (NCCL compares what paths
+// pass through and their bandwidth: its graph/topo.cc.)
 //
-// Paths that are equal in all four fork, walking back from t, in k links:
+// Paths that are equal in all of these fork, walking back from t, in k links:
 //   - on t's node, and where they lead back to different NICs of s's, each
 //     carries an equal part. (NCCL deals each GPU one of the NICs that are
 //     equally near, in turn: its graph/topo.cc.) So whatever NICs a node has,
@@ -19,13 +22,22 @@
 //   - elsewhere, and within a node, s takes the one (by id) at (its local index
 //     on its node) mod k: so they are shared out over the sources.
 //
+// Since parts are equal, NICs that are equally near but slower may slow down
+// the others. Of a device's nearest NICs, ordered by their slowest link, it
+// uses the first k, k times the rate of the last of which is the most; NICs
+// that no device of their node uses carry nothing wherever there is another
+// way. (NCCL's search for channels finds the number and the one bandwidth of
+// all that are the most together: its graph/search.cc.)
+//
 // A route stays within the nodes of s and t and the network between them where
 // such a path exists: no third host forwards. So routes depend on the cluster
 // only.
 //
 // Routes are computed when first asked for, from one device to all of a node
 // at a time, and kept: once for all pairs of nodes that are built alike and
-// hang on the same links of the network. There is no table over all pairs.
+// hang on the same links of the network. From a device that is asked for more
+// than a few unlike nodes (on a torus all are) those to all others are found in
+// one search. There is no table over all pairs.
 //
 // Thread-safe: const methods may run concurrently.
 
@@ -51,8 +63,14 @@ struct RouteLink {
 // The NICs by which a device's transfers leave its node and enter it where
 // their way beyond does not matter.
 struct NearestNics {
-  std::vector<int> numbers;              // among the NICs of the node, by id
-  std::array<int64_t, 4> distance = {};  // what paths are compared by, in order
+  std::vector<int> numbers;  // among the NICs of the node, by id
+  // Devices, bridges and links on the way.
+  std::array<int64_t, 3> distance = {};
+  // By how many of them at once: the number of those that are nearest, used or
+  // not, by that of the devices which the first of them is nearest to, rounded
+  // up. (NCCL's channels take so many in turn: `net += channelId %
+  // DIVUP(localNetCount, localGpuCount)` in its graph/topo.cc.)
+  int at_once = 1;
 };
 
 class Router {
@@ -76,7 +94,7 @@ class Router {
   // included; -1: the network between the nodes.
   int NodeOf(VertexId vertex) const { return owner_[vertex.index()]; }
 
-  // The sum of latencies along `route`, whose paths take equally long.
+  // The sum of latencies along `route`: of several paths the mean.
   Duration Latency(std::span<const RouteLink> route) const;
 
  private:
@@ -100,14 +118,32 @@ class Router {
     std::vector<Step> steps;
   };
 
+  struct Paths;  // what a search finds
+
   void NumberClasses();
+  void LeaveOutSlowNics();
+  // Those that join the node to others, by id.
+  std::vector<VertexId> NicsOfNode(size_t node) const;
+  // The nearest of `nics`, used or not, without at_once.
+  NearestNics NearestOf(DeviceId device, std::span<const VertexId> nics) const;
   const Pattern& PatternOf(DeviceId from, int node) const;
   std::shared_ptr<const Pattern> Compute(DeviceId from, int node,
                                          bool& inside) const;
-  // Fills `out` with routes over `links`, which are sorted; false when a device
-  // of `node` is out of reach along them.
-  bool Search(DeviceId from, int node, std::span<const LinkId> links,
-              RoutesToNode& out) const;
+  // Computes and keeps them for a node of each class.
+  void ComputeAll(DeviceId from) const;
+  std::shared_ptr<const Pattern> PatternOf(RoutesToNode routes, int home,
+                                           int node, bool inside) const;
+  uint64_t AlikeKey(DeviceId from, int node) const;
+  // Those of `home`, the network and `nodes`, but out of the latter: routes end
+  // there. Sorted.
+  std::vector<LinkId> LinksTo(int home, std::span<const int> nodes) const;
+  // `links` without those of NICs that are left out.
+  std::vector<LinkId> Used(std::span<const LinkId> links) const;
+  Paths Search(DeviceId from, std::span<const LinkId> links,
+               bool latencies_count) const;
+  // Fills `out` with routes along `paths`; false when a device of `node` is out
+  // of reach.
+  bool Walk(DeviceId from, int node, Paths& paths, RoutesToNode& out) const;
 
   const Cluster& cluster_;
   std::vector<int> first_device_;  // per node, and one past the last
@@ -116,6 +152,9 @@ class Router {
   std::vector<int> owner_;
   std::vector<std::vector<LinkId>> links_of_node_;
   std::vector<LinkId> links_of_network_;
+  // By vertex: NICs that no device of their node uses. Empty where there are
+  // none.
+  std::vector<bool> left_out_;
 
   // Nodes of one class have links of the same types in the same order, between
   // like vertices of their own or the same ones of the network.
@@ -127,6 +166,9 @@ class Router {
   mutable std::unordered_map<uint64_t, std::shared_ptr<const Pattern>> alike_;
   // These: by device and node.
   mutable std::unordered_map<uint64_t, std::shared_ptr<const Pattern>> single_;
+  // How many of these were computed one by one, by local index and class of the
+  // source.
+  mutable std::unordered_map<uint64_t, int> single_searches_;
   // By local index of the device and class of its node.
   mutable std::unordered_map<uint64_t, std::shared_ptr<const NearestNics>>
       nics_;

@@ -68,6 +68,14 @@ Result<Cluster> WithNetwork(Cluster cluster, std::string_view text) {
     }
   }
   const auto [nics, first] = NetworkSideOf(cluster);
+  if (network->connect == ConnectRailNetwork && parameter > 1 &&
+      nics.front().size() == 1) {
+    return InvalidInput(
+        "expected 1 where nodes have one NIC, whose rail needs "
+        "no spine, is '" +
+            std::to_string(parameter) + "'",
+        "network '" + std::string(text) + "'");
+  }
   const auto in_network = [&](VertexId vertex) {
     return vertex.index() >= first;
   };

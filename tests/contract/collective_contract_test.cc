@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
 #include <set>
 #include <string>
@@ -43,7 +44,7 @@ CollectiveGroup GroupOf(const std::vector<int>& hosts, bool shared_memory,
       if (i < nics) continue;
       own.numbers.resize(U(std::min(nics, size)));
       std::iota(own.numbers.begin(), own.numbers.end(), 0);
-      own.distance = {1, 0, 0, 0};
+      own.distance = {1, 0, 0};
     }
     group.meshed.push_back(false);
     std::vector<int> ranks(U(size));
@@ -484,21 +485,85 @@ TEST(CollectiveContract, SlowLinksOfAMeshCostWhatTheyLack) {
   EXPECT_GE(slower, 8);
 }
 
+// A ring's all-reduce brings the sum to the root and to all others: what does
+// one of the two takes no longer, however the ranks are numbered.
+TEST(CollectiveContract, ReduceAndBroadcastTakeNoLongerThanARingsAllReduce) {
+  for (const Topology& topology : Topologies()) {
+    for (const char* hosts : {":1", ":2", ":3"}) {
+      const std::string name(topology.name);
+      const Cluster cluster = *MakeCluster(
+          topology.gpus_per_node == 0 ? name + ":6" : name + hosts);
+      if (cluster.devices.size() < 2) continue;
+      const CollectiveModel model(cluster, {"ring", ""});
+      const auto n = static_cast<int64_t>(cluster.devices.size());
+      std::vector<std::vector<DeviceId>> groups(3);
+      for (int64_t d = 0; d < n; ++d) {
+        groups[0].emplace_back(d);
+        groups[1].emplace_back(n - 1 - d);
+        // Every other one, then those in between.
+        groups[2].emplace_back(2 * d < n ? 2 * d : 2 * (n - 1 - d) + 1);
+      }
+      for (const auto& group : groups) {
+        const std::vector<std::vector<DeviceId>> all = {group};
+        for (const int64_t bytes : {int64_t{1000}, int64_t{1} << 30}) {
+          const auto seconds = [&](CommKind kind) {
+            return CollectiveModel::Best(model.Options(kind, all), {bytes})
+                .Seconds({bytes});
+          };
+          const double both = seconds(CommKind::kAllReduce) * 1.001;
+          EXPECT_LE(seconds(CommKind::kBroadcast), both)
+              << cluster.name << " " << bytes;
+          EXPECT_LE(seconds(CommKind::kReduce), both)
+              << cluster.name << " " << bytes;
+        }
+      }
+    }
+  }
+}
+
 TEST(CollectiveContract, NodeRingsVisitEachDeviceOnceAndShareNoLink) {
+  int meshes = 0;
   for (const Topology& topology : Topologies()) {
     const Result<Cluster> cluster = MakeCluster(topology.name);
     ASSERT_TRUE(cluster);
     const int n = std::min<int>(8, static_cast<int>(cluster->devices.size()));
     std::vector<DeviceId> devices;
     for (int d = 0; d < n; ++d) devices.emplace_back(d);
-    const auto rings =
-        NodeRings(*cluster, DirectLinks(*cluster), devices).rings;
-    ASSERT_FALSE(rings.empty());
-    for (const auto& ring : rings) {
+    const std::vector<LinkId> direct = DirectLinks(*cluster);
+    const NodeOrders orders = NodeRings(*cluster, direct, devices);
+    ASSERT_FALSE(orders.rings.empty());
+    for (const auto& ring : orders.rings) {
       EXPECT_EQ(std::set<int>(ring.begin(), ring.end()).size(), U(n))
           << topology.name;
     }
+    if (!orders.meshed || orders.open_chain) continue;
+    // Rings go at the rate of the slowest link; the three cycles of four GPUs
+    // that are all joined share each link, and go at half of it.
+    std::map<std::pair<VertexId, VertexId>, double> bandwidth;
+    double unit = 1e30;
+    for (LinkId id : direct) {
+      const Link& link = cluster->links[id.index()];
+      const double own = cluster->link_types[U(link.type)].bandwidth.value;
+      bandwidth[{link.from, link.to}] += own;
+      unit = std::min(unit, own);
+    }
+    if (topology.name == "p100-edr") unit /= 2;
+    std::map<std::pair<VertexId, VertexId>, int> rings;
+    for (const auto& ring : orders.rings) {
+      for (size_t i = 0; i < ring.size(); ++i) {
+        const auto vertex_at = [&](size_t at) {
+          const DeviceId device = devices[U(ring[at % ring.size()])];
+          return cluster->devices[device.index()].vertex;
+        };
+        ++rings[{vertex_at(i), vertex_at(i + 1)}];
+      }
+    }
+    for (const auto& [ends, count] : rings) {
+      EXPECT_LE(count * unit, bandwidth[ends] * (1 + 1e-9)) << topology.name;
+    }
+    ++meshes;
   }
+  EXPECT_GE(meshes, 1);
 }
 
 }  // namespace

@@ -297,6 +297,14 @@ TEST(TopologyContract, EveryNetworkJoinsEveryPreset) {
   EXPECT_FALSE(MakeCluster("dgx-h100:4@fat-tre"));
   EXPECT_FALSE(MakeCluster("dgx-h100:4@fat-tree:0"));
   EXPECT_FALSE(MakeCluster("dgx-h100:4@fat-tree:x"));
+  // Nodes of one NIC have one rail, and no spine that could carry less.
+  EXPECT_TRUE(MakeCluster("pcie-a100:4@rails:1"));
+  const auto spineless = MakeCluster("pcie-a100:4@rails:4");
+  ASSERT_FALSE(spineless);
+  EXPECT_NE(spineless.error().ToString().find("expected 1 where nodes have one "
+                                              "NIC"),
+            std::string::npos)
+      << spineless.error().ToString();
   EXPECT_FALSE(MakeCluster("local-cpu:4@torus"));
 }
 

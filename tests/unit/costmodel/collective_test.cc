@@ -90,13 +90,78 @@ TEST(CollectiveModel, LargeExchangesAreSampledEvenly) {
     for (const int nodes : {128, 129}) {
       const Cluster cluster =
           *MakeCluster("dgx-h100:" + std::to_string(nodes) + network);
-      const CollectiveModel model(cluster);
+      const CollectiveModel model(cluster, {"direct", ""});
       const std::vector<std::vector<DeviceId>> all = {Range(0, 8 * nodes)};
       seconds.push_back(
           model.Options(CommKind::kAllToAll, all)[0].seconds_per_byte);
     }
     EXPECT_NEAR(seconds[1] / seconds[0], 1, 0.02) << network;
   }
+}
+
+// Whatever the ranks are a multiple of: seven of eight receivers are on other
+// rails, behind a spine that carries a quarter of the NICs.
+TEST(CollectiveModel, LargeExchangesAreSampledEvenlyOverRails) {
+  const double nic = LinkTypeNamed("ib-ndr").bandwidth.value;
+  for (const int nodes : {144, 192, 256}) {
+    const Cluster cluster =
+        *MakeCluster("dgx-h100:" + std::to_string(nodes) + "@rails:4");
+    const CollectiveModel model(cluster, {"direct", "plain"});
+    const std::vector<std::vector<DeviceId>> all = {Range(0, 8 * nodes)};
+    const double seconds =
+        model.Options(CommKind::kAllToAll, all)[0].seconds_per_byte;
+    EXPECT_NEAR(seconds * nic, 4 * 7.0 / 8, 0.02 * 3.5) << nodes;
+  }
+}
+
+// What goes to other rails changes rails within the host, so that a spine which
+// carries less than the NICs costs an exchange nothing.
+TEST(CollectiveModel, ExchangesKeepToTheirRails) {
+  const std::vector<std::vector<DeviceId>> all = {Range(0, 64)};
+  const auto seconds = [&](const char* spec) {
+    const Cluster cluster = *MakeCluster(spec);
+    return BestSeconds(CollectiveModel(cluster), CommKind::kAllToAll, all,
+                       kHalfGiB);
+  };
+  const double whole = seconds("dgx-h100:8");
+  for (const char* spec : {"dgx-h100:8@rails:2", "dgx-h100:8@rails:64"}) {
+    EXPECT_NEAR(seconds(spec) / whole, 1, 0.01) << spec;
+  }
+}
+
+// Eight rings by four NICs, in both directions of the three cycles of a mesh,
+// none of whose links would carry all of them.
+TEST(CollectiveModel, RingsAcrossMeshesReachTheirNics) {
+  const Cluster cluster = *MakeCluster("dgx1-v100-32gb:2");
+  const CollectiveModel model(cluster, {"ring", "plain"});
+  const std::vector<std::vector<DeviceId>> all = {Range(0, 16)};
+  for (CommKind kind : {CommKind::kAllGather, CommKind::kReduceScatter}) {
+    EXPECT_NEAR(model.Options(kind, all)[0].seconds_per_byte *
+                    LinkTypeNamed("ib-edr").bandwidth.value,
+                15.0 / 16 / 4, 1e-9);
+  }
+}
+
+// Trees go over hosts of any numbers of ranks: one more or fewer changes
+// little.
+TEST(CollectiveModel, AllReduceOfARankFewerIsNoSlower) {
+  const Cluster cluster = *MakeCluster("dgx-h100:16");
+  const CollectiveModel model(cluster);
+  for (int ranks : {128, 96, 64}) {
+    for (int64_t bytes = 1 << 10; bytes <= int64_t{1} << 32; bytes *= 8) {
+      const auto seconds = [&](int n) {
+        return BestSeconds(model, CommKind::kAllReduce, {Range(0, n)}, {bytes});
+      };
+      EXPECT_LE(seconds(ranks - 1), seconds(ranks) * 1.05)
+          << ranks << " " << bytes;
+    }
+  }
+  const Cluster unlike = *MakeCluster("dgx-h100:2+dgx-h100:2x4");
+  const CollectiveModel of_unlike(unlike);
+  const auto& options = of_unlike.Options(
+      CommKind::kAllReduce, std::vector<std::vector<DeviceId>>{Range(0, 24)});
+  EXPECT_GT(Named(options, "double-tree", "ll").latency_s, 0);
+  EXPECT_GT(Named(options, "nvls-tree", "simple").latency_s, 0);
 }
 
 // Sums in the switch, by hand: into it goes the whole buffer and out of it a

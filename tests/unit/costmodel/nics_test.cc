@@ -128,6 +128,157 @@ TEST(Nics, MoreAreNeverSlower) {
   }
 }
 
+// Where there are more NICs than GPUs each GPU uses several at once.
+TEST(Nics, AllCarryTheirShareWhereThereAreMoreThanGpus) {
+  for (const std::vector<int>& hosts :
+       {std::vector<int>{1, 1}, {2, 2}, {3, 3, 3}}) {
+    const Cluster one = Shared(hosts, 1);
+    for (int nics = 2; nics <= 12; ++nics) {
+      const Cluster cluster = Shared(hosts, nics);
+      for (CommKind kind : kKinds) {
+        EXPECT_NEAR(SecondsPerByte(cluster, kind, All(cluster)) * nics /
+                        SecondsPerByte(one, kind, All(one)),
+                    1, 1e-9)
+            << hosts[0] << " GPUs, " << nics << " NICs, " << NameOf(kind);
+      }
+    }
+  }
+}
+
+// `cluster` with the cables of NICs whose name ends in one of `ends` changed.
+template <typename Change>
+Cluster WithCables(Cluster cluster, std::string_view ends, Change change) {
+  std::map<int, int> changed;
+  const auto is_one = [&](VertexId end) {
+    const Vertex& vertex = cluster.vertices[end.index()];
+    return vertex.kind == VertexKind::kNic &&
+           ends.find(vertex.name.back()) != std::string_view::npos;
+  };
+  const auto is_switch = [&](VertexId end) {
+    return cluster.vertices[end.index()].kind == VertexKind::kSwitch;
+  };
+  for (Link& link : cluster.links) {
+    if (!(is_one(link.from) && is_switch(link.to)) &&
+        !(is_one(link.to) && is_switch(link.from))) {
+      continue;
+    }
+    const auto [it, is_new] = changed.try_emplace(
+        link.type, static_cast<int>(cluster.link_types.size()));
+    if (is_new) {
+      LinkType type = cluster.link_types[static_cast<size_t>(link.type)];
+      change(type);
+      cluster.link_types.push_back(type);
+    }
+    link.type = it->second;
+  }
+  return cluster;
+}
+
+// However little: those with longer cables are as near.
+TEST(Nics, ShorterCablesMoveNoTraffic) {
+  const Cluster whole = *MakeCluster("dgx-a100-80gb:2");
+  for (double times : {1 - 1e-6, 0.5, 0.0}) {
+    const Cluster shorter = WithCables(whole, "0246", [&](LinkType& type) {
+      type.latency = type.latency * times;
+    });
+    ASSERT_NE(shorter, whole);
+    const CollectiveModel before(whole);
+    const CollectiveModel after(shorter);
+    for (CommKind kind : kKinds) {
+      for (const auto& groups : {All(whole), Rails(whole, 8)}) {
+        const auto& of_whole = before.Options(kind, groups);
+        const auto& of_shorter = after.Options(kind, groups);
+        ASSERT_EQ(of_whole.size(), of_shorter.size());
+        for (size_t i = 0; i < of_whole.size(); ++i) {
+          EXPECT_EQ(of_shorter[i].seconds_per_byte,
+                    of_whole[i].seconds_per_byte);
+          EXPECT_LE(of_shorter[i].latency_s, of_whole[i].latency_s);
+        }
+      }
+    }
+  }
+}
+
+// A second NIC of any rate: none is slower than without it, and a faster one is
+// not slower.
+TEST(Nics, SlowOnesCostNothing) {
+  for (const std::vector<int>& hosts :
+       {std::vector<int>{4, 4}, {1, 1}, {2, 3, 1}}) {
+    const Cluster one = Shared(hosts, 1);
+    const Cluster two = Shared(hosts, 2);
+    for (CommKind kind : kKinds) {
+      const double alone = SecondsPerByte(one, kind, All(one));
+      double before = alone;
+      for (double rate : {0.01, 0.2, 0.5, 0.6, 0.99, 1.0, 2.0, 3.0, 10.0}) {
+        const Cluster cluster = WithCables(two, "1", [&](LinkType& type) {
+          type.bandwidth = type.bandwidth * rate;
+        });
+        const double now = SecondsPerByte(cluster, kind, All(cluster));
+        EXPECT_LE(now, before * (1 + 1e-9)) << rate << " " << NameOf(kind);
+        if (rate <= 0.5) {
+          EXPECT_NEAR(now / alone, 1, 1e-9) << rate;
+        }
+        before = now;
+      }
+      EXPECT_LT(before, alone * 0.6);
+    }
+  }
+}
+
+// Whatever the rates of a host's NICs: one that becomes faster on all hosts
+// makes nothing slower, although it may leave others unused.
+TEST(Nics, FasterOnesAreNeverSlower) {
+  Rng rng(3);
+  for (int draw = 0; draw < 100; ++draw) {
+    const std::vector<int> hosts(2 + rng.Below(2),
+                                 1 + static_cast<int>(rng.Below(5)));
+    const int nics = 2 + static_cast<int>(rng.Below(4));
+    Cluster cluster = Shared(hosts, nics);
+    for (int i = 0; i < nics; ++i) {
+      const double times = 1 + static_cast<double>(rng.Below(8));
+      cluster = WithCables(
+          std::move(cluster), std::to_string(i),
+          [&](LinkType& type) { type.bandwidth = type.bandwidth * times; });
+    }
+    LinkType& one = cluster.link_types[cluster.link_types.size() - 1 -
+                                       rng.Below(static_cast<uint32_t>(nics))];
+    const BytesPerSecond rate = one.bandwidth;
+    for (CommKind kind : {CommKind::kAllReduce, CommKind::kAllGather,
+                          CommKind::kAllToAll, CommKind::kShift}) {
+      double before = 1;
+      for (double times : {1.0, 1.1, 1.3, 1.7, 2.0, 3.0, 5.0}) {
+        one.bandwidth = rate * times;
+        const CollectiveModel model(cluster);
+        const Bytes payload = {1 << 30};
+        const double now =
+            CollectiveModel::Best(model.Options(kind, All(cluster)), payload)
+                .Seconds(payload);
+        EXPECT_LE(now, before * (1 + 1e-9))
+            << draw << " " << NameOf(kind) << " " << times;
+        before = now;
+      }
+    }
+  }
+}
+
+// A host of eight GPUs and one of fewer, where pairs share two NICs: the fewer
+// ranks' NICs set the pace, whatever their number.
+TEST(Nics, ARankMoreIsNotSlower) {
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
+  double one = 0;
+  for (int count = 1; count <= 8; ++count) {
+    std::vector<std::vector<DeviceId>> group(1);
+    for (int d = 0; d < 8 + count; ++d) group[0].emplace_back(d);
+    const double ranks = 8 + count;
+    // Of a ring's payload each crossing takes all but one part.
+    const double pace =
+        SecondsPerByte(cluster, CommKind::kAllGather, group, "ring") * ranks /
+        (ranks - 1);
+    if (count == 1) one = pace;
+    EXPECT_NEAR(pace * count / one, 1, 1e-9) << count;
+  }
+}
+
 // GPUs q, q + 1, ... of all hosts of 8 alone, however NICs are shared.
 TEST(Nics, MoreAreNeverSlowerForPartsOfHosts) {
   for (int first = 0; first < 8; ++first) {
@@ -318,7 +469,7 @@ TEST(Doors, AreAsManyAsLoadTheFewestNicsAlike) {
 // A GPU whose NIC failed, farther from the others' than these are.
 TEST(Doors, AreNotGpusWithoutANicOfTheirOwn) {
   HostRanks host = Paired(8, 8);
-  host.nics[0] = {.numbers = {1, 2, 3, 4, 5, 6, 7}, .distance = {1, 1, 0, 0}};
+  host.nics[0] = {.numbers = {1, 2, 3, 4, 5, 6, 7}, .distance = {1, 1, 0}};
   const auto doors = DealtDoors({Paired(8, 8), host});
   ASSERT_EQ(doors[1].size(), 7u);
   EXPECT_EQ(std::ranges::count(doors[1], 0), 0);

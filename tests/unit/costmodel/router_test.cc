@@ -194,6 +194,60 @@ TEST(Router, RoutesOfNodesAlikeAreTheirOwn) {
   }
 }
 
+// Of a device that is asked for many unlike nodes one search finds those to all
+// others: the same as one for each.
+TEST(Router, RoutesToManyNodesAreThoseToEach) {
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:20x2@torus");
+  const Router shared(cluster);
+  const auto n = static_cast<int64_t>(cluster.devices.size());
+  for (int64_t s = 0; s < n; s += 5) {
+    for (int64_t t = 0; t < n; ++t) {
+      const Router alone(cluster);
+      EXPECT_EQ(shared.Route(DeviceId(s), DeviceId(t)),
+                alone.Route(DeviceId(s), DeviceId(t)))
+          << s << " to " << t;
+    }
+  }
+}
+
+// Of two ways between nodes the one by fewer links, however long these are, and
+// within a node the one of less latency.
+TEST(Router, LatenciesDecideWithinANodeOnly) {
+  Cluster cluster;
+  cluster.device_types = MakeCluster("local-cpu:1")->device_types;
+  cluster.link_types = {{"short", "", {1e9}, Duration::FromSeconds(1e-6)},
+                        {"long", "", {1e9}, Duration::FromSeconds(1e-3)}};
+  const auto add = [&](VertexKind kind, const char* name) {
+    return AddVertex(cluster, kind, name);
+  };
+  const auto device = [&](int node, const char* name) {
+    const DeviceId id = AddDevice(cluster, 0, node, name);
+    return cluster.devices[id.index()].vertex;
+  };
+  const VertexId a = device(0, "a");
+  const VertexId b = device(0, "b");
+  const VertexId c = device(1, "c");
+  Connect(cluster, a, b, 1);
+  Connect(cluster, a, b, 0);
+  const VertexId near = add(VertexKind::kSwitch, "near");
+  const VertexId far = add(VertexKind::kSwitch, "far");
+  const VertexId farther = add(VertexKind::kSwitch, "farther");
+  for (const auto& [end, name] :
+       {std::pair{a, "nic a"}, {b, "nic b"}, {c, "nic c"}}) {
+    const VertexId nic = add(VertexKind::kNic, name);
+    Connect(cluster, end, nic, 0);
+    Connect(cluster, nic, near, 1);
+    Connect(cluster, nic, end == c ? farther : far, 0);
+  }
+  Connect(cluster, far, farther, 0);
+  ASSERT_TRUE(Validate(cluster).empty());
+  const Router router(cluster);
+  EXPECT_EQ(Walk(cluster, router, 0, 2), "a nic a near nic c c");
+  const auto within = router.Route(DeviceId(0), DeviceId(1));
+  ASSERT_EQ(within.size(), 1u);
+  EXPECT_EQ(router.Latency(within), cluster.link_types[0].latency);
+}
+
 TEST(Router, IsSafeFromSeveralThreads) {
   const Cluster cluster = *MakeCluster("dgx-h100:4");
   const Router shared(cluster);

@@ -247,6 +247,33 @@ TEST(UniformBound, IsCloseOnUnlikeHosts) {
   }
 }
 
+// Of a sum that eight devices of one host and one of another need, trees bring
+// each host one copy, where rings bring the smaller 2 * 8/9.
+TEST(UniformBound, IsBelowTheScoreWhereTreesSumOverUnlikeHosts) {
+  Cluster cluster = FirstDevices(MakeCluster("pcie-a100:2").value(), 9);
+  const Router router(cluster);
+  for (const Link& link : cluster.links) {
+    if (router.NodeOf(link.from) == router.NodeOf(link.to)) continue;
+    cluster.link_types[static_cast<size_t>(link.type)].bandwidth = {1e7};
+  }
+  // So large that pieces count for little.
+  const Graph graph =
+      Model(ExamplePath("models/gpt2/config.json"), DType::kFloat32, 54);
+  const GraphIndex index(graph);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  for (const char* text :
+       {"dp=9,mbs=2", "dp=9,mbs=2,zero=1", "dp=9,mbs=2,zero=3"}) {
+    const Strategy strategy = ParseStrategy(text).value();
+    const Score bound =
+        evaluator.BoundUniform(index, strategy, Objective::Bound::kClose);
+    const auto score = evaluator.EvaluateUniform(index, cluster, strategy);
+    ASSERT_TRUE(score) << text;
+    EXPECT_LE(bound.step_time, score->step_time) << text;
+    EXPECT_GE(bound.step_time.seconds(), 0.3 * score->step_time.seconds())
+        << text;
+  }
+}
+
 // Within a host: PCIe, switches that add, and cores that share their memory.
 TEST(UniformBound, IsBelowTheScoreWithinAHost) {
   for (const char* name : {"g5.48xlarge:1", "dgx-h100:1", "local-cpu:8"}) {
