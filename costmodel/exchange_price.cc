@@ -73,18 +73,28 @@ bool CutsGradients(const TaskView& view) {
          view.value(task.reads[0]).category == MemoryCategory::kGradient;
 }
 
-// `cluster` as it was when its collectives were measured; null where no link
-// has become slow since.
-std::unique_ptr<const Cluster> WithUsualLinks(const Cluster& cluster) {
+// `cluster` as it was when its collectives were measured; null where no part
+// has failed or become slow since.
+std::unique_ptr<const Cluster> UsualOf(const Cluster& cluster,
+                                       const Cluster* whole) {
   const auto slow = [](const LinkType& type) { return type.slowness != 1; };
-  if (std::ranges::none_of(cluster.link_types, slow)) return nullptr;
-  auto usual = std::make_unique<Cluster>(cluster);
+  if (whole == nullptr && std::ranges::none_of(cluster.link_types, slow)) {
+    return nullptr;
+  }
+  auto usual = std::make_unique<Cluster>(whole != nullptr ? *whole : cluster);
   for (LinkType& type : usual->link_types) {
     type.bandwidth = type.bandwidth * type.slowness;
     type.in_switch_bandwidth = type.in_switch_bandwidth * type.slowness;
     type.slowness = 1;
   }
   return usual;
+}
+
+double SecondsBy(const CollectiveModel& model, CommKind kind,
+                 const std::vector<std::vector<DeviceId>>& groups,
+                 Bytes payload) {
+  return CollectiveModel::Best(model.Options(kind, groups), payload)
+      .Seconds(payload);
 }
 
 }  // namespace
@@ -116,11 +126,11 @@ Bytes PayloadOf(const TaskView& view) {
 }
 
 ExchangePrices::ExchangePrices(const Graph& graph, const Cluster& cluster,
-                               const ProfileDb* profile)
+                               const ProfileDb* profile, const Cluster* whole)
     : cluster_(cluster),
       profile_(profile),
       collectives_(cluster),
-      usual_(WithUsualLinks(cluster)),
+      usual_(profile != nullptr ? UsualOf(cluster, whole) : nullptr),
       usual_collectives_(
           usual_ ? std::make_unique<const CollectiveModel>(*usual_) : nullptr),
       routing_(RoutingOf(graph)),
@@ -146,15 +156,31 @@ void ExchangePrices::AppendKey(const TaskView& view, IntKey& key) const {
 
 Cost ExchangePrices::Price(const TaskView& view,
                            const GroupClass& where) const {
+  Cost cost =
+      Collective(KindOf(*view.task),
+                 Exchanging(*view.task, where.group, where.peer), Sent(view));
+  if (const AxisSet split = SplitAxes(view); split != 0) {
+    const Cost gather =
+        Collective(CommKind::kAllGather, SubgroupDevices(where.peer, split),
+                   PayloadOf(view));
+    cost.seconds += gather.seconds;
+    cost.source = std::max(cost.source, gather.source);  // the less certain
+  }
+  cost.seconds = OfStack(view, cost.seconds);
+  return cost;
+}
+
+// As it was measured or, else, by the alpha-beta model.
+Cost ExchangePrices::Collective(CommKind kind, const RankGroups& groups,
+                                Bytes payload) const {
   CostQuery query;
-  if (profile_ != nullptr) query.key = KeyOf(view, where);
-  query.device =
-      &cluster_.device_types[static_cast<size_t>(where.device_types[0])];
+  if (profile_ != nullptr) query.key = KeyOf(kind, groups, payload);
+  query.device = &cluster_.TypeOf(groups[0][0]);
   query.collective = true;
-  query.collective_seconds = Seconds(view, where, collectives_);
+  query.collective_seconds = SecondsBy(collectives_, kind, groups, payload);
   Cost cost = PriceOf(query, profile_);
   if (usual_ && cost.source != CostSource::kAnalytical) {
-    const double usual = Seconds(view, where, *usual_collectives_);
+    const double usual = SecondsBy(*usual_collectives_, kind, groups, payload);
     if (usual > 0) cost.seconds *= query.collective_seconds / usual;
   }
   return cost;
@@ -230,30 +256,14 @@ Bytes ExchangePrices::Sent(const TaskView& view) const {
                    HostsPerChoice(routing_, static_cast<int>(hosts.size()))));
 }
 
-// By the alpha-beta model and what the stack makes of it.
-double ExchangePrices::Seconds(const TaskView& view, const GroupClass& where,
-                               const CollectiveModel& collectives) const {
-  const bool send = view.task->kind == TaskKind::kSend;
-  const Bytes sent = Sent(view);
-  double seconds =
-      CollectiveModel::Best(
-          collectives.Options(KindOf(*view.task),
-                              Exchanging(*view.task, where.group, where.peer)),
-          sent)
-          .Seconds(sent);
-  if (const AxisSet split = SplitAxes(view); split != 0) {
-    const Bytes payload = PayloadOf(view);
-    seconds += CollectiveModel::Best(
-                   collectives.Options(CommKind::kAllGather,
-                                       SubgroupDevices(where.peer, split)),
-                   payload)
-                   .Seconds(payload);
-  }
-  if (!send && IsBesideProducts(view)) {
+// What the stack makes of the time of what is exchanged.
+double ExchangePrices::OfStack(const TaskView& view, double seconds) const {
+  if (view.task->kind == TaskKind::kSend) return seconds;
+  if (IsBesideProducts(view)) {
     seconds *= cluster_.stack.tensor_exposed;
-  } else if (!send && MovesSlots(view)) {
+  } else if (MovesSlots(view)) {
     seconds *= cluster_.stack.experts_exposed;
-  } else if (!send && GathersParameters(view)) {
+  } else if (GathersParameters(view)) {
     const double most = cluster_.stack.sharded_bandwidth.value;
     if (most > 0) {
       seconds =
@@ -264,24 +274,27 @@ double ExchangePrices::Seconds(const TaskView& view, const GroupClass& where,
                        cluster_.stack.host_per_shard.seconds();
 }
 
-// The ranks of the subgroup, or the pair, that spans the most hosts count,
-// which the others wait for in the step.
 ProfileKey ExchangePrices::KeyOf(const TaskView& view,
                                  const GroupClass& where) const {
-  const Task& task = *view.task;
-  const auto subgroups = Exchanging(task, where.group, where.peer);
+  return KeyOf(KindOf(*view.task),
+               Exchanging(*view.task, where.group, where.peer), Sent(view));
+}
+
+// The ranks of the subgroup, or the pair, that spans the most hosts count,
+// which the others wait for in the step.
+ProfileKey ExchangePrices::KeyOf(CommKind kind, const RankGroups& groups,
+                                 Bytes payload) const {
   size_t most = 0;
-  for (const std::vector<DeviceId>& ranks : subgroups) {
+  for (const std::vector<DeviceId>& ranks : groups) {
     std::set<int> nodes;
     for (DeviceId rank : ranks) {
       nodes.insert(cluster_.devices[rank.index()].node);
     }
     most = std::max(most, nodes.size());
   }
-  return CollectiveKey(KindOf(task),
-                       cluster_.TypeOf(where.group.devices[0]).name,
-                       static_cast<int>(subgroups[0].size()),
-                       static_cast<int>(most), PayloadOf(view));
+  return CollectiveKey(kind, cluster_.TypeOf(groups[0][0]).name,
+                       static_cast<int>(groups[0].size()),
+                       static_cast<int>(most), payload);
 }
 
 std::vector<LinkUse> ExchangePrices::LinkUses(const TaskView& view,

@@ -1,7 +1,7 @@
 #pragma once
 // ExchangePrices: the time of collectives and sends by the alpha-beta model
 // (collective/collective.h), or as they were measured, and what the cluster's
-// stack makes of it; and how they load the links.
+// stack makes of either; and how they load the links.
 //
 //   kComm     the collective over all subgroups of `axes` at once; several
 //             buffers are one payload.
@@ -10,10 +10,11 @@
 //             the ranks that have the block alike sends a part, and the
 //             destination's gather them.
 //
-// Where links are slow (LinkType::slowness), what was measured of a collective
-// takes as many times as long as the alpha-beta model does. The stack takes
-// from collectives of activations that belong to tensor parallelism what
-// products hide; gathers of parameters amid the passes it slows.
+// Where links are slow (LinkType::slowness) or parts failed, what was measured
+// of a collective takes as many times as long as the alpha-beta model does,
+// against how the cluster was before. The stack takes from collectives of
+// activations that belong to tensor parallelism what products hide; gathers of
+// parameters amid the passes it slows.
 //
 // Thread-safe.
 
@@ -38,10 +39,15 @@ namespace tessera {
 Bytes PayloadOf(const TaskView& view);
 
 class ExchangePrices {
+  // Who exchange with each other.
+  using RankGroups = std::vector<std::vector<DeviceId>>;
+
  public:
-  // `profile` may be null. `cluster` and `profile` outlive this, unchanged.
+  // `profile` may be null, and so may `whole`: the cluster before parts failed,
+  // with the same devices, numbered alike, and maybe others behind them.
+  // `cluster` and `profile` outlive this, unchanged.
   ExchangePrices(const Graph& graph, const Cluster& cluster,
-                 const ProfileDb* profile);
+                 const ProfileDb* profile, const Cluster* whole = nullptr);
 
   const Router& router() const { return collectives_.router(); }
   // Whether tokens and experts exchange it.
@@ -65,13 +71,15 @@ class ExchangePrices {
   AxisSet SplitAxes(const TaskView& view) const;
   int64_t Shards(const TaskView& view) const;
   Bytes Sent(const TaskView& view) const;
-  double Seconds(const TaskView& view, const GroupClass& where,
-                 const CollectiveModel& collectives) const;
+  ProfileKey KeyOf(CommKind kind, const RankGroups& groups,
+                   Bytes payload) const;
+  Cost Collective(CommKind kind, const RankGroups& groups, Bytes payload) const;
+  double OfStack(const TaskView& view, double seconds) const;
 
   const Cluster& cluster_;
   const ProfileDb* const profile_;
   const CollectiveModel collectives_;
-  // The same with no link slow; null where none is.
+  // As it was when its collectives were measured; null where it still is.
   const std::unique_ptr<const Cluster> usual_;
   const std::unique_ptr<const CollectiveModel> usual_collectives_;
   const Routing routing_;

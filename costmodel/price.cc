@@ -102,13 +102,14 @@ TaskView CountedView(const TaskView& view, const GroupClass& where,
 }  // namespace
 
 Pricer::Pricer(const Graph& graph, const Cluster& cluster,
-               const ProfileDb* profile, const PricerOptions& options)
+               const ProfileDb* profile, const PricerOptions& options,
+               const Cluster* whole)
     : graph_(graph),
       cluster_(cluster),
       profile_(profile),
       options_(options),
       products_(profile, cluster.device_types),
-      exchanges_(graph, cluster, profile),
+      exchanges_(graph, cluster, profile, whole),
       classes_(cluster, exchanges_.router()),
       fusions_(graph, cluster, profile, options),
       devices_per_host_(DevicesPerHost(cluster)),

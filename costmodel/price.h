@@ -66,9 +66,10 @@ struct TaskCost {
 
 class Pricer {
  public:
-  // `profile` may be null. All three outlive this, unchanged.
+  // `profile` may be null. All three outlive this, unchanged. `whole`: as
+  // ExchangePrices has it.
   Pricer(const Graph& graph, const Cluster& cluster, const ProfileDb* profile,
-         const PricerOptions& options = {});
+         const PricerOptions& options = {}, const Cluster* whole = nullptr);
   Pricer(const Pricer&) = delete;
   Pricer& operator=(const Pricer&) = delete;
 

@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "costmodel/whatif/predict.h"
 #include "planner/base/format.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/explain.h"
@@ -30,9 +31,7 @@ Result<Side> ReadSide(const Options& options, Inputs& inputs,
   TESSERA_TRY(side.plan, ReadPlanFor(side.path, inputs.graph, inputs.cluster,
                                      inputs.warnings));
   side.evaluation = evaluator.Explain(side.plan);
-  for (const MemoryUse& memory : side.evaluation.memory) {
-    if (memory.total > side.memory.total) side.memory = memory;
-  }
+  side.memory = FullestOf(inputs.cluster, side.plan, side.evaluation).use;
   return side;
 }
 

@@ -326,6 +326,7 @@ Result<int> RunExplain(const Options& options) {
   }
   TESSERA_TRY(Plan plan, PlanOrDataParallel(inputs));
   WarnOfIdle(plan, inputs);
+  WarnOfIdleCollective(plan, options.training, inputs);
   PrintWarnings(inputs);
   const SearchSpace space(inputs.graph, inputs.cluster);
   const Evaluator evaluator(inputs.graph, inputs.cluster,

@@ -260,7 +260,8 @@ std::span<const Flag> Flags() {
        SetText<&Options::stack>},
       {"--collective", "NAME[/PROTOCOL]",
        "how collectives run where they can ('tessera list collectives'; "
-       "protocols: ll, ll128, simple; default: the fastest)",
+       "protocols: ll, ll128, simple; default: the fastest of those that are "
+       "not listed as by name only)",
        SetText<&Options::collective>},
       {"--plan", "FILE",
        "plan, as 'tessera search -o' and 'simulate --plan-out' write it",
@@ -284,8 +285,9 @@ std::span<const Flag> Flags() {
       {"--seq-len", "N", "tokens of a sequence",
        SetInteger<&Options::seq_len, int64_t{1}, int64_t{1} << 31>},
       {"--dtype", "fp64|fp32|bf16|fp16",
-       "of parameters and activations (default: the first of bf16, fp16 and "
-       "fp32 in which the cluster's devices compute)",
+       "of parameters and activations (default: the first of bf16 and fp16 in "
+       "which each device of the cluster, as it is named, is faster than in "
+       "fp32, or else fp32; what --set and --vary change of it does not count)",
        SetDType},
       {"--optimizer", "NAME", "optimizer (default: adamw)", SetOptimizer},
       {"--lr", "X", "learning rate, at its peak (default: 3e-4)",
@@ -510,8 +512,9 @@ std::span<const Flag> Flags() {
        "times",
        AddText<&Options::set>, true},
       {"--fail", "PART",
-       "take out a part: 'node3.nic0' (any vertex of the cluster), 'node3', "
-       "'device17' or the link 'node0.gpu1--node0.nvswitch'. The node of a "
+       "take out a part: 'node3.nic0' (any vertex of the cluster), 'node3' or "
+       "'device17' (counted from 0), or the link "
+       "'node0.gpu1--node0.nvswitch'. The node of a "
        "failed device is drained; may be given several times",
        AddText<&Options::fail>, true},
       {"--slow", "PART=FACTORx",
@@ -548,7 +551,8 @@ std::span<const Flag> Flags() {
        "Daly 2006)",
        SetInteger<&Options::checkpoint_every, 1, 1 << 30>},
       {"--restart", "TIME",
-       "from a failure until the state is read again (default: 5min, assumed)",
+       "from a failure until the state is read again, where device.mtbf is "
+       "known (default: 5min, assumed)",
        SetAmount<&Options::restart_s, Dimension::kTime>},
       {"--scaling-limit", "SHARE",
        "up to how many devices efficiency (tokens a second and device, over "

@@ -12,6 +12,7 @@
 
 #include "costmodel/collective/collective.h"
 #include "costmodel/profile/profile_io.h"
+#include "costmodel/whatif/idle_collective.h"
 #include "costmodel/whatif/scenario.h"
 #include "planner/base/append.h"
 #include "planner/base/file.h"
@@ -26,7 +27,7 @@
 #include "planner/io/zoo.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
-#include "planner/search/search_space.h"
+#include "planner/search/idle_in_plan.h"
 #include "planner/topology/stacks.h"
 #include "tools/origin.h"
 
@@ -83,8 +84,11 @@ Result<Settings> ReadSettings(const Options& options) {
 }
 
 // Sets of the inputs what the model has besides its graph.
+// `otherwise` is the dtype of a model that has none of its own, where none is
+// asked for.
 Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
-                        std::span<const Setting> keys, Inputs& inputs) {
+                        DType otherwise, std::span<const Setting> keys,
+                        Inputs& inputs) {
   ImportOptions import = {.global_batch = options.global_batch,
                           .seq_len = options.seq_len,
                           .dtype = options.dtype,
@@ -93,7 +97,7 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
                           .layout = &inputs.layout};
   // A graph file has sizes and a dtype of its own.
   if (!IsGraphFile(options.model)) {
-    if (!import.dtype) import.dtype = DefaultDType(cluster);
+    if (!import.dtype) import.dtype = otherwise;
     TESSERA_RETURN_IF_ERROR(CheckModelReadable(options.model));
     // What is wrong with the file comes before what is missing of the flags. An
     // ONNX file may fix its sizes, too.
@@ -171,18 +175,11 @@ Result<std::optional<Plan>> ReadPlanOrStrategy(
       return InvalidInput("schedule: has no effect: needs pp of at least 2",
                           "--strategy");
     }
-    auto plan = PlanFromStrategy(graph, cluster, *strategy);
+    const GraphIndex index(graph);
+    auto plan = PlanFromStrategy(index, cluster, *strategy);
     if (!plan) return plan.error().At("--strategy");
-    if (strategy->sp) {
-      Strategy without = *strategy;
-      without.sp = false;
-      const auto other = PlanFromStrategy(graph, cluster, without);
-      if (other && SameUpToNames(*plan, *other)) {
-        return InvalidInput("sp=1 has no effect: beside its dense layers " +
-                                graph.name + " has no sequence to split",
-                            "--strategy");
-      }
-    }
+    const auto idle = FirstIdleIn(index, cluster, *strategy, *plan);
+    if (idle) return IdleError(*idle).At("--strategy");
     return std::optional(*std::move(plan));
   }
   return std::optional<Plan>();
@@ -256,6 +253,9 @@ void WarnOfOtherRanks(Inputs& inputs) {
 Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   Inputs inputs;
   inputs.cluster = std::move(cluster);
+  // By the cluster as it is named: another rate of a device leaves the numbers
+  // what they are.
+  const DType dtype = DefaultDType(inputs.cluster);
   if (!options.stack.empty()) {
     auto stack = ParseStack(options.stack);
     if (!stack) return stack.error().At("--stack");
@@ -282,8 +282,8 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   WarnOfOtherDevices(inputs);
   WarnOfOtherRanks(inputs);
   if (options.model.empty()) return inputs;
-  TESSERA_TRY(inputs.graph,
-              ReadModel(options, inputs.cluster, settings.model, inputs));
+  TESSERA_TRY(inputs.graph, ReadModel(options, inputs.cluster, dtype,
+                                      settings.model, inputs));
   WarnOfUnpriced(inputs);
   TESSERA_TRY(inputs.plan, ReadPlanOrStrategy(options, inputs.graph,
                                               inputs.cluster, inputs.warnings));
@@ -363,14 +363,20 @@ std::string IdleText(const Plan& plan, const Cluster& cluster) {
   const size_t devices = cluster.devices.size();
   if (used == devices) return "";
   return "the plan uses " + std::to_string(used) + " of the " +
-         std::to_string(devices) + " devices of cluster '" + cluster.name +
-         "'";
+         std::to_string(devices) + " devices of cluster '" + cluster.name + "'";
 }
 
 void WarnOfIdle(const Plan& plan, Inputs& inputs, const std::string& path) {
   const std::string text = IdleText(plan, inputs.cluster);
   if (text.empty()) return;
   inputs.warnings.push_back((path.empty() ? "" : path + ": ") + text);
+}
+
+void WarnOfIdleCollective(const Plan& plan, const TrainingOptions& training,
+                          Inputs& inputs) {
+  std::string note = IdleCollectiveNote(inputs.graph, inputs.cluster, plan,
+                                        inputs.profile_or_null(), training);
+  if (!note.empty()) inputs.warnings.push_back(std::move(note));
 }
 
 void PrintWarnings(const Inputs& inputs) {

@@ -68,6 +68,10 @@ std::string IdleText(const Plan& plan, const Cluster& cluster);
 void WarnOfIdle(const Plan& plan, Inputs& inputs, const std::string& path = "");
 
 // "tessera: warning: ..." lines on standard error.
+// That the cluster's choice of collectives changes nothing of the plan.
+void WarnOfIdleCollective(const Plan& plan, const TrainingOptions& training,
+                          Inputs& inputs);
+
 void PrintWarnings(const Inputs& inputs);
 
 // An error unless a file can be written at `path`: asked before the work whose

@@ -55,6 +55,17 @@ std::vector<Entry> KernelEntries() {
   return entries;
 }
 
+std::vector<Entry> CollectiveEntries() {
+  std::vector<Entry> entries;
+  for (const CollectiveAlgorithm& algorithm : CollectiveAlgorithms()) {
+    entries.push_back(
+        {std::string(algorithm.name),
+         std::string(algorithm.summary) +
+             (algorithm.automatic ? "" : " (by name only, --collective)")});
+  }
+  return entries;
+}
+
 std::vector<Entry> DTypeEntries() {
   return {{"fp64", "64-bit floating point, for proofs on the CPU"},
           {"fp32", "32-bit floating point"},
@@ -142,7 +153,7 @@ std::span<const Kind> Kinds() {
       {"recompute", "what backward computes again, for --strategy recompute=",
        [] { return Entries(RecomputeLevels()); }},
       {"collectives", "collective algorithms of the cost model",
-       [] { return Entries(CollectiveAlgorithms()); }},
+       CollectiveEntries},
       {"sources", "where the time of a task comes from",
        [] { return Entries(CostSources()); }},
       {"moves", "how the search changes a plan",

@@ -28,6 +28,7 @@ Result<int> RunSimulate(const Options& options) {
   TESSERA_TRY(Inputs inputs, ReadInputs(options));
   TESSERA_TRY(const Plan plan, PlanOrDataParallel(inputs));
   WarnOfIdle(plan, inputs);
+  WarnOfIdleCollective(plan, options.training, inputs);
   PrintWarnings(inputs);
 
   const Evaluator evaluator(inputs.graph, inputs.cluster,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "costmodel/whatif/predict.h"
 #include "planner/base/format.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/describe.h"
@@ -10,14 +11,6 @@
 
 namespace tessera {
 namespace {
-
-Bytes PeakBytes(const Evaluation& evaluation) {
-  Bytes peak;
-  for (const DeviceMemory& alike : evaluation.devices) {
-    peak = Max(peak, alike.memory.total);
-  }
-  return peak;
-}
 
 FlopsPerSecond PeakOf(const Cluster& cluster, DType dtype) {
   FlopsPerSecond peak;
@@ -265,8 +258,10 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
        {"mfu", rates.mfu},
        {"mfu_causal", rates.mfu_causal},
        {"hfu", rates.hfu},
-       {"memory", Json::Object({{"peak_bytes", PeakBytes(evaluation).value},
-                                {"per_device", std::move(per_device)}})},
+       {"memory",
+        Json::Object({{"peak_bytes",
+                       FullestOf(cluster, plan, evaluation).use.total.value},
+                      {"per_device", std::move(per_device)}})},
        {"breakdown", BreakdownJson(evaluation.breakdown)},
        {"moved_bytes", evaluation.moved.value},
        {"feasible", evaluation.feasible()},

@@ -62,6 +62,15 @@ Result<int> RunWords(const std::vector<std::string>& arguments) {
     return InvalidInput("needs a verb; 'tessera --help' lists them");
   }
   const std::string& name = arguments[0];
+  if (name == "help" && arguments.size() > 1 &&
+      !arguments[1].starts_with('-')) {
+    TESSERA_TRY(const Verb* verb, Find("verb", Verbs(), arguments[1]));
+    if (arguments.size() > 2) {
+      return InvalidInput("unexpected word '" + arguments[2] + "'", "help");
+    }
+    std::cout << HelpText(*verb);
+    return 0;
+  }
   if (name == "--help" || name == "-h" || name == "help") {
     std::cout << HelpText();
     return 0;
@@ -314,8 +323,9 @@ std::string HelpText() {
              2) +
          "\n";
   return out +
-         "\n'tessera VERB --help' explains a verb, 'tessera --version' says "
-         "which\nprogram this is. For example:\n\n  " +
+         "\n'tessera VERB --help' and 'tessera help VERB' explain a verb, "
+         "'tessera\n--version' says which program this is. For "
+         "example:\n\n  " +
          Wrap(first.example, 4) + "\n";
 }
 

@@ -150,6 +150,8 @@ Result<std::optional<Plan>> ReadGridPlan(const Options& options,
   TESSERA_TRY(Plan plan, ReadPlan(options.plan, *base.graph));
   const std::vector<Error> errors = Validate(*base.graph, base.cluster, plan);
   if (!errors.empty()) return errors.front().At(options.plan);
+  // As it is given for this cluster, it may leave devices of it idle.
+  plan.cluster_name = base.cluster.name;
   if (auto strategy = UniformStrategy(*base.index, base.cluster, plan)) {
     scenario.strategy = FlagTextOf(*strategy);
   }
@@ -185,6 +187,13 @@ Result<void> CheckFlags(const Options& options) {
         "many sizes",
         "--fail");
   }
+  // Whether it fits says nothing of what comes beside the step.
+  for (const std::string_view flag : {"--restart", "--checkpoint-every"}) {
+    if (options.fit && questions == 1 && options.vary.empty() &&
+        options.Given(flag)) {
+      return InvalidInput("has no effect on --fit alone", std::string(flag));
+    }
+  }
   if (options.Given("--scaling") && options.scaling_limit == 0) {
     return InvalidInput("needs --scaling-limit SHARE", "--scaling");
   }
@@ -194,6 +203,17 @@ Result<void> CheckFlags(const Options& options) {
   }
   if (!options.cheapest.empty() && options.tokens == 0) {
     return InvalidInput("needs --tokens N", "--cheapest");
+  }
+  // Nothing but the question: the offers stand in for a cluster. A plan is
+  // checked on it.
+  const bool offers_alone = !options.cheapest.empty() && questions == 1 &&
+                            options.vary.empty() && options.jitter == 0 &&
+                            options.plan.empty();
+  if (offers_alone && !options.cluster.empty()) {
+    return InvalidInput(
+        "has no effect: the clusters are those of --cheapest (unless there is "
+        "another question, --vary, --jitter or --plan)",
+        "--cluster");
   }
   if (options.days > 0 && options.cheapest.empty()) {
     return InvalidInput("needs --cheapest CLUSTER,CLUSTER", "--days");
@@ -280,6 +300,25 @@ Error AsInput(Error error) {
 bool NoneLaidOut(const std::vector<const Cell*>& cells) {
   return std::ranges::all_of(
       cells, [](const Cell* cell) { return cell->done && !cell->prediction; });
+}
+
+// Of cells without failures, in which nothing is restarted.
+void NoteIdleRestart(const Options& options, WhatifResult& result) {
+  if (!options.Given("--restart")) return;
+  const auto look_at = [](Cell& cell) {
+    if (!cell.prediction) return;
+    const auto& missing = cell.prediction->missing;
+    if (std::ranges::find(missing, "device.mtbf") == missing.end()) return;
+    cell.notes.emplace_back(
+        "--restart has no effect: device.mtbf is not known (--set gives it)");
+  };
+  std::ranges::for_each(result.cells, look_at);
+  if (result.scaling) {
+    std::ranges::for_each(result.scaling->points, look_at, &ScalingPoint::cell);
+  }
+  if (result.cheapest) {
+    std::ranges::for_each(result.cheapest->offers, look_at, &Offer::cell);
+  }
 }
 
 std::string CommandText(const Options& options) {
@@ -398,6 +437,7 @@ Result<int> RunWhatif(const Options& options) {
     if (!fit) return AsInput(fit.error());
     result.fit = *std::move(fit);
   }
+  NoteIdleRestart(options, result);
   result.interrupted = grid.predict.watch.stopped();
 
   // Parts that fail or are slow may be in larger cells alone.
@@ -417,6 +457,10 @@ Result<int> RunWhatif(const Options& options) {
   if (options.json) {
     std::cout << WhatifJson(result).ToString() << "\n";
   } else if (options.csv) {
+    // The table has no place for them.
+    for (const std::string& note : NoteLines(result)) {
+      std::cerr << "tessera: note: " << note << std::endl;
+    }
     std::cout << WhatifCsv(result);
   } else {
     std::cout << WhatifText(result);

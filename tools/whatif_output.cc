@@ -663,9 +663,11 @@ Json WhatifJson(const WhatifResult& result) {
   }
   if (result.scaling) {
     const auto point = [&](const ScalingPoint& p) {
-      Json row = Json::Object({{"nodes", p.nodes},
-                               {"devices", p.devices},
-                               {"efficiency", p.efficiency}});
+      Json row = Json::Object({{"efficiency", p.efficiency}});
+      // A prediction has its own.
+      if (!p.cell.prediction) {
+        row.Set("nodes", p.nodes).Set("devices", p.devices);
+      }
       row.Extend(CellJson(p.cell, {}));
       return row;
     };

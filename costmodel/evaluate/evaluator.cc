@@ -17,6 +17,7 @@
 #include "planner/ir/statistics_dtype.h"
 #include "planner/lower/concurrent_streams.h"
 #include "planner/lower/lower.h"
+#include "planner/lower/needs_norm.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/sequence_order.h"
 #include "planner/plan/stages.h"
@@ -188,17 +189,18 @@ Evaluation TooLong(const Plan& plan, const TimeBySource& time) {
 
 Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
                      const ProfileDb* profile, const TrainingOptions& options,
-                     int64_t most_simulated)
+                     int64_t most_simulated, const Cluster* whole)
     : graph_(graph),
       cluster_(cluster),
       profile_(profile),
       options_(options),
       most_simulated_(most_simulated),
+      whole_(whole),
       facts_(graph, cluster, options),
       index_(cluster.stack.memory.communicator > Bytes{}
                  ? std::make_unique<const GraphIndex>(graph)
                  : nullptr),
-      pricer_(graph, cluster, profile, PricerOptionsOf(options)),
+      pricer_(graph, cluster, profile, PricerOptionsOf(options), whole),
       forms_(FormsOf(facts_, pricer_)) {}
 
 Evaluator::~Evaluator() = default;
@@ -289,7 +291,9 @@ std::shared_ptr<const Evaluator::Blocks> Evaluator::BlocksOf(
       devices += group.devices.size();
     }
     now->world = {{-1}, CostSource::kMeasured};
-    if (options_.clip > 0 && devices > 1) now->world = WorldReduce(plan);
+    if (NeedsNorm(options_, graph_.dtype) && devices > 1) {
+      now->world = WorldReduce(plan);
+    }
     for (size_t b = 0; b < n; ++b) look_at(b);
   } else {
     std::vector<bool> seen(n, false);

@@ -52,16 +52,22 @@ class Evaluator : public Objective {
  public:
   // A second or two, and a gigabyte: what a search may spend on one plan.
   static constexpr int64_t kMostInSearch = 1'000'000;
+  static constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
   // `profile` may be null. `graph` is differentiated; the three outlive this,
   // unchanged. A plan of which more than `most_simulated` operators, each of
   // every microbatch, would have to be simulated is not priced, nor is one
   // whose tasks take longer, one after another, than a Duration holds: Evaluate
-  // says so in its violations, and its step time is zero.
+  // says so in its violations, and its step time is zero. `whole`, which may be
+  // null and outlives this, too, is the cluster before parts failed
+  // (costmodel/exchange_price.h).
   Evaluator(const Graph& graph, const Cluster& cluster,
             const ProfileDb* profile, const TrainingOptions& options,
-            int64_t most_simulated = std::numeric_limits<int64_t>::max());
+            int64_t most_simulated = kUnlimited,
+            const Cluster* whole = nullptr);
   ~Evaluator() override;
+
+  const Cluster* whole() const { return whole_; }
 
   // REQUIRES (both): Validate(graph, cluster, plan) is empty.
   Evaluation Evaluate(const Plan& plan) const override;
@@ -218,6 +224,7 @@ class Evaluator : public Objective {
   const ProfileDb* const profile_;
   const TrainingOptions options_;
   const int64_t most_simulated_;
+  const Cluster* const whole_;
   const LoweringFacts facts_;
   const std::unique_ptr<const GraphIndex> index_;  // where AddOverheads asks it
   const Pricer pricer_;

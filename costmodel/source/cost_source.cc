@@ -10,11 +10,23 @@
 namespace tessera {
 namespace {
 
+// Of the rows of a collective from `row` on, which end at `end`, the least
+// time: what disturbs a measurement makes it longer, and no payload takes
+// longer than a larger one has to.
+double LeastFrom(ProfileDb::Iterator row, ProfileDb::Iterator end) {
+  double least = row->second.median_s;
+  for (; row != end; ++row) least = std::min(least, row->second.median_s);
+  return least;
+}
+
 std::optional<Cost> Measured(const CostQuery& query, const ProfileDb* profile) {
   if (profile == nullptr) return std::nullopt;
-  const Measurement* found = profile->Find(query.key);
-  if (found == nullptr) return std::nullopt;
-  return Cost{found->median_s * query.share_of_measured, CostSource::kMeasured};
+  const auto found = profile->rows.find(query.key);
+  if (found == profile->rows.end()) return std::nullopt;
+  const double seconds =
+      query.collective ? LeastFrom(found, profile->Family(query.key).second)
+                       : found->second.median_s;
+  return Cost{seconds * query.share_of_measured, CostSource::kMeasured};
 }
 
 // How far beyond the measured sizes a kernel's time is still believed: a
@@ -129,20 +141,29 @@ std::optional<double> InterpolateCollective(const CostQuery& query,
   const auto [begin, end] = profile.Family(query.key);
   for (auto row = begin; row != end; ++row) {
     points.push_back(
-        {static_cast<double>(row->first.payload.value), row->second.median_s});
+        {static_cast<double>(row->first.payload.value), LeastFrom(row, end)});
   }
   if (points.empty()) return std::nullopt;
-  Normalise(points);
   if (payload <= points.front().work) return points.front().seconds;
-  if (points.size() == 1) return points[0].seconds * payload / points[0].work;
-  const size_t right = SegmentOf(points, payload);
-  const Point& a = points[right - 1];
-  const Point& b = points[right];
-  // A slope that noise has made negative counts as none.
-  const double slope =
-      std::max(0.0, (b.seconds - a.seconds) / (b.work - a.work));
-  return payload > b.work ? b.seconds + slope * (payload - b.work)
-                          : a.seconds + slope * (payload - a.work);
+  const Point& last = points.back();
+  if (payload <= last.work) {
+    const size_t right = SegmentOf(points, payload);
+    const Point& a = points[right - 1];
+    const Point& b = points[right];
+    return a.seconds +
+           (b.seconds - a.seconds) / (b.work - a.work) * (payload - a.work);
+  }
+  // Beyond the rows time grows as it last did, and at most in proportion.
+  double slope = last.seconds / last.work;
+  const auto below =
+      std::find_if(points.rbegin(), points.rend(), [&](const Point& point) {
+        return point.seconds < last.seconds && point.work * kAlike < last.work;
+      });
+  if (below != points.rend()) {
+    slope = std::min(
+        slope, (last.seconds - below->seconds) / (last.work - below->work));
+  }
+  return last.seconds + slope * (payload - last.work);
 }
 
 // A matrix product on a device with kernel times that has the type.

@@ -3,7 +3,9 @@
 // The first one that knows the task prices it, and the cost says which it was.
 //
 //   measured      the profile has exactly this kernel (or collective) at
-//                 exactly this size;
+//                 exactly this size. A collective that was measured to take
+//                 longer than a larger payload counts as taking as long as that
+//                 (other work disturbs measurements one way alone);
 //   interpolated  the profile has the same at other sizes. Matrix products of a
 //                 GPU whose multiprocessors are known: the analytical time,
 //                 times what the kernel's rows of like shape say
@@ -19,8 +21,9 @@
 //                 extent, if there are any, and however far they reach, since
 //                 nothing else is known of it.
 //                 Collectives: straight lines through time over bytes, of the
-//                 same ranks and hosts; above the largest, by the last slope;
-//                 below the smallest, its time;
+//                 same ranks and hosts; above the largest, by the last slope
+//                 that rises, at most in proportion; below the smallest, its
+//                 time;
 //   analytical    matrix products and attention on a GPU whose
 //                 multiprocessors are known: tiles, waves and blocks
 //                 (kernel_time.h); other kernels: a roofline

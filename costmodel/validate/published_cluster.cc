@@ -25,6 +25,7 @@ enum class Inside : uint8_t {
 // GPUs by words of the column; the first row whose words are all there. The
 // rest is the vendor's reference system.
 struct GpuName {
+  // "40gb" is the memory of each, however it is written.
   std::array<std::string_view, 3> words;
   std::string_view device;  // of DeviceTypes
   Inside inside = Inside::kSwitch;
@@ -35,6 +36,12 @@ struct GpuName {
   std::string_view host = "dgx-a100-80gb";
 };
 
+// With ConnectX-8, whose PCIe switch is of generation 6.
+constexpr GpuName WithXdr(GpuName gpu) {
+  gpu.pcie = "pcie6-x16";
+  gpu.nic = "ib-xdr";
+  return gpu;
+}
 constexpr GpuName Rack(std::string_view word, std::string_view device) {
   return {{word},   device, Inside::kSwitch, "nvlink5-nvl72", "pcie5-x16",
           "ib-ndr", 1,      "gb200-nvl72"};
@@ -69,11 +76,11 @@ constexpr GpuName Desktop(std::array<std::string_view, 3> words,
 }
 
 constexpr std::array kGpuNames = {
-    Rack("gb300", "gb300-288gb"),
+    WithXdr(Rack("gb300", "gb300-288gb")),
     Rack("gb200", "gb200-186gb"),
-    Blackwell("b300", "b300-sxm-288gb"),
+    WithXdr(Blackwell("b300", "b300-sxm-288gb")),
     Blackwell("b200", "b200-sxm-180gb"),
-    Hopper({"gh200", "144"}, "gh200-144gb"),
+    Hopper({"gh200", "144gb"}, "gh200-144gb"),
     Hopper({"gh200"}, "gh200-96gb"),
     Hopper({"h200"}, "h200-sxm5-141gb"),
     Hopper({"h800"}, "h800-sxm5-80gb", "nvlink4-x8"),
@@ -81,15 +88,15 @@ constexpr std::array kGpuNames = {
     Card({"h100", "nvl"}, "h100-nvl-94gb", "pcie5-host", "ib-ndr", "nvlink4"),
     Card({"h100", "pcie"}, "h100-pcie-80gb", "pcie5-host", "ib-ndr"),
     // The one that Meta has: HBM2e.
-    Hopper({"h100", "96"}, "h100-sxm5-96gb"),
+    Hopper({"h100", "96gb"}, "h100-sxm5-96gb"),
     Hopper({"h100", "hbm2e"}, "h100-sxm5-96gb"),
     Hopper({"h100"}, "h100-sxm5-80gb"),
     Card({"a800", "pcie"}, "a100-pcie-80gb", "pcie4-host"),
-    Ampere({"a800", "40"}, "a800-sxm4-40gb", "nvlink3-x8"),
+    Ampere({"a800", "40gb"}, "a800-sxm4-40gb", "nvlink3-x8"),
     Ampere({"a800"}, "a800-sxm4-80gb", "nvlink3-x8"),
-    Card({"a100", "pcie", "40"}, "a100-pcie-40gb", "pcie4-host"),
+    Card({"a100", "pcie", "40gb"}, "a100-pcie-40gb", "pcie4-host"),
     Card({"a100", "pcie"}, "a100-pcie-80gb", "pcie4-host"),
-    Ampere({"a100", "40"}, "a100-sxm4-40gb"),
+    Ampere({"a100", "40gb"}, "a100-sxm4-40gb"),
     // Where the memory is not said: 80 GB, the usual one since 2021.
     Ampere({"a100"}, "a100-sxm4-80gb"),
     GpuName{{"a10g"},
@@ -142,9 +149,9 @@ constexpr std::array kGpuNames = {
             4,
             "g4dn.12xlarge"},
     Card({"v100s"}, "v100s-pcie-32gb", "pcie3-host", "ib-edr"),
-    Card({"v100", "pcie", "32"}, "v100-pcie-32gb", "pcie3-host", "ib-edr"),
+    Card({"v100", "pcie", "32gb"}, "v100-pcie-32gb", "pcie3-host", "ib-edr"),
     Card({"v100", "pcie"}, "v100-pcie-16gb", "pcie3-host", "ib-edr"),
-    GpuName{{"v100", "32"},
+    GpuName{{"v100", "32gb"},
             "v100-sxm2-32gb",
             Inside::kCubeMesh,
             "nvlink2",
@@ -186,7 +193,7 @@ struct SystemName {
 constexpr std::array kSystems = {
     SystemName{"p6e-gb300", "gb300", "efa-400g", 1},
     SystemName{"p6e-gb200", "gb200", "efa-400g", 1},
-    SystemName{"p6-b300", "b300", "efa-400g", 1},
+    SystemName{"p6-b300", "b300", "efa-2x400g", 1},
     SystemName{"p6-b200", "b200", "efa-400g", 1},
     SystemName{"p5en", "h200", "efa-2x200g", 1},
     SystemName{"p5e", "h200", "efa-2x200g", 1},
@@ -200,7 +207,7 @@ constexpr std::array kSystems = {
     SystemName{"g6", "l4", "ena-100g", 8},
     SystemName{"g5", "a10g", "ena-100g", 8},
     SystemName{"g4dn", "t4", "ena-50g", 4},
-    SystemName{"a4x-max", "gb300", "ib-ndr", 1},
+    SystemName{"a4x-max", "gb300", "ib-xdr", 1},
     SystemName{"a4x", "gb200", "ib-ndr", 1},
     SystemName{"a4-highgpu", "b200", "roce-400g", 1},
     SystemName{"a4-high", "b200", "roce-400g", 1},
@@ -255,10 +262,20 @@ const SystemName* SystemOf(const PublishedRun& run) {
   return nullptr;
 }
 
+// "40gb", "40 GB", "40G", "40GiB"; not the 40 of "40x" or "40 GPUs".
+bool HasMemory(const std::string& words, std::string_view memory) {
+  const std::string number(memory.substr(0, memory.find("gb")));
+  for (const char* unit : {"g", "gb", "gib", " g", " gb", " gib"}) {
+    if (HasWord(words, number + unit)) return true;
+  }
+  return false;
+}
+
 const GpuName* GpuNamed(const std::string& words) {
   for (const GpuName& row : kGpuNames) {
     if (std::ranges::all_of(row.words, [&](std::string_view word) {
-          return word.empty() || HasWord(words, word);
+          return word.empty() || (word.ends_with("gb") ? HasMemory(words, word)
+                                                       : HasWord(words, word));
         })) {
       return &row;
     }
@@ -345,17 +362,24 @@ constexpr std::array kNetworks = {
     NetworkName{"gbit", "ib-hdr", 0},
     NetworkName{"gb/sec", "ib-hdr", 0},
     NetworkName{"tbps", "ib-hdr", 0},
+    NetworkName{"tb/s", "ib-hdr", 0},
+    NetworkName{"tbit", "ib-hdr", 0},
+    NetworkName{"tb/sec", "ib-hdr", 0},
 };
 
 // A number and what stands behind it: "8" "x", "200" "Gb/s", "4" "HCAs".
 struct Amount {
   double value = 0;
   std::string unit;
-  size_t end = 0;
 };
 
-// Numbers that begin a word ("nvlink5" has none).
-std::vector<Amount> AmountsIn(const std::string& text) {
+// Numbers that begin a word ("nvlink5" has none). A multiplication sign is an
+// x.
+std::vector<Amount> AmountsIn(std::string text) {
+  constexpr std::string_view kTimes = "\u00d7";
+  for (size_t at = text.find(kTimes); at != text.npos; at = text.find(kTimes)) {
+    text.replace(at, kTimes.size(), "x");
+  }
   std::vector<Amount> found;
   for (size_t i = 0; i < text.size();) {
     const auto digit = [&](size_t at) {
@@ -388,7 +412,6 @@ std::vector<Amount> AmountsIn(const std::string& text) {
             text[end] == '/')) {
       quantity.unit += text[end++];
     }
-    quantity.end = end;
     if (begins) found.push_back(std::move(quantity));
   }
   return found;
@@ -451,32 +474,9 @@ Cluster MakeHostNode(const GpuName& gpu, int nodes, int gpus, bool nvlink,
   return cluster;
 }
 
-// The nominal rates of the links that stand for networks; what of it is
-// reached is in their bandwidths.
-double NominalGbit(std::string_view link) {
-  struct Rate {
-    std::string_view link;
-    double gbit;
-  };
-  constexpr std::array kRates = {
-      Rate{"ib-fdr", 54.5},    Rate{"ib-edr", 100},
-      Rate{"ib-hdr", 200},     Rate{"ib-ndr", 400},
-      Rate{"ib-xdr", 800},     Rate{"ib-hdr100", 100},
-      Rate{"roce-200g", 200},  Rate{"omni-path-100", 100},
-      Rate{"roce-400g", 400},  Rate{"tcpx-200g", 200},
-      Rate{"tcpxo-200g", 200}, Rate{"efa-400g", 400},
-      Rate{"efa-2x200g", 400}, Rate{"ena-25g", 25},
-      Rate{"ena-50g", 50},     Rate{"ena-100g", 100},
-      Rate{"efa-100g", 100},   Rate{"efa-4x100g", 400},
-      Rate{"ethernet-10g", 10}};
-  const auto* const row = std::ranges::find(kRates, link, &Rate::link);
-  TESSERA_CHECK(row != kRates.end()) << link;
-  return row->gbit;
-}
-
 // Cards at another rate than their kind's usual one.
 void SetRate(Cluster& cluster, std::string_view link, double gbit) {
-  const double nominal = NominalGbit(link);
+  const double nominal = NominalGigabits(link);
   if (gbit == nominal) return;
   const std::string trunk = std::string(link) + "-trunk";
   for (LinkType& type : cluster.link_types) {
@@ -596,9 +596,11 @@ std::optional<NetworkWords> ReadNetwork(const std::string& words, int gpus) {
         "aggregate", "in total"}) {
     of_node |= Has(text, word);
   }
-  // No card is as fast.
+  // Beside a number of cards it is the rate of each, but that no card is as
+  // fast.
+  of_node &= cards == 0;
   of_node |= rate > 1000;
-  of_node &= cards == 0 && !Has(text, "per gpu");
+  of_node &= !Has(text, "per gpu");
   if (cards == 0) cards = row->cards > 0 ? row->cards : gpus;
   NetworkWords network = {row->link, row->gbit, cards};
   if (rate > 0) network.gbit_per_card = of_node ? rate / cards : rate;
@@ -632,11 +634,11 @@ Result<Cluster> ClusterOf(const PublishedRun& run,
   }
   const int nodes = gpus / per_node;
 
-  NetworkWords network = {gpu->nic, NominalGbit(gpu->nic),
+  NetworkWords network = {gpu->nic, NominalGigabits(gpu->nic),
                           std::max(1, per_node / gpu->gpus_per_nic)};
   const SystemName* system = SystemOf(run);
   if (system != nullptr) {
-    network = {system->nic, NominalGbit(system->nic),
+    network = {system->nic, NominalGigabits(system->nic),
                std::max(1, per_node / system->gpus_per_nic)};
   }
   TESSERA_RETURN_IF_ERROR(CheckLinkWords(run, *gpu, nodes, per_node));

@@ -1,6 +1,7 @@
 #include "costmodel/validate/replay.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -174,14 +175,16 @@ bool IsNvidiaRecipe(const PublishedRun& run) {
 
 // What the row says of it; nothing where it says nothing.
 std::optional<bool> OverlapsTensorCollectives(const std::string& notes) {
-  for (const std::string_view no :
-       {"no tp overlap", "no tp comm overlap", "vanilla tp", "without tp"}) {
-    if (Has(notes, no)) return false;
-  }
-  for (const std::string_view yes :
-       {"tp comm overlap", "tp overlap", "tp_comm_overlap", "asynctp",
-        "async tp", "async-tp", "userbuffer"}) {
-    if (Has(notes, yes)) return true;
+  const auto names_it = [](const std::string& text) {
+    return std::ranges::any_of(
+        std::to_array<std::string_view>({"tp comm overlap", "tp overlap",
+                                         "tp_comm_overlap", "asynctp",
+                                         "async tp", "async-tp", "userbuffer"}),
+        [&](std::string_view word) { return Has(text, word); });
+  };
+  if (names_it(Asserted(notes))) return true;
+  if (names_it(notes) || Has(notes, "vanilla tp") || Has(notes, "without tp")) {
+    return false;
   }
   return {};
 }
@@ -287,11 +290,13 @@ Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
     stack.tensor_exposed = 1;
     assumptions.push_back("tensor-parallel collectives not overlapped");
   }
-  if (Has(notes, "moe a2a overlap")) {
+  const std::string asserted = Asserted(notes);
+  if (Has(asserted, "moe a2a overlap")) {
     stack.experts_exposed = named("megatron-core-2024").tensor_exposed;
   }
-  stack.experts_once_per_host = Has(notes, "deepep") || Has(notes, "hybridep");
-  if (Has(notes, "cuda graph") && Has(notes, "full_iteration")) {
+  stack.experts_once_per_host =
+      Has(asserted, "deepep") || Has(asserted, "hybridep");
+  if (Has(asserted, "cuda graph") && Has(asserted, "full_iteration")) {
     stack.host_per_operator = Duration{};
   }
   // Models with gates, and their norms, came without dropout.

@@ -4,6 +4,8 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <initializer_list>
+#include <vector>
 
 namespace tessera {
 namespace {
@@ -25,6 +27,46 @@ bool IsNo(std::string_view text) {
       "n/a", "na",   "x",   "disabled", "without",
   };
   return std::ranges::find(kNo, text) != kNo.end();
+}
+
+bool IsOneOf(std::string_view word,
+             std::initializer_list<std::string_view> words) {
+  return std::ranges::find(words, word) != words.end();
+}
+
+// The parts of `text` between any of `ends`, in order, without those.
+std::vector<std::string_view> Split(std::string_view text,
+                                    std::string_view ends) {
+  std::vector<std::string_view> parts;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find_first_of(ends), text.size());
+    if (end > 0) parts.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+constexpr std::string_view kClauseEnds = ",;()";
+
+// What a clause says but for what it denies.
+std::string AssertedOf(std::string_view clause) {
+  const std::vector<std::string_view> words = Split(clause, " =:");
+  if (words.empty()) return "";
+  if (IsOneOf(words.back(), {"off", "none", "false", "disabled", "unused"})) {
+    return "";
+  }
+  for (size_t w = 0; w < words.size(); ++w) {
+    if (!IsOneOf(words[w], {"no", "not", "without", "w/o", "never"})) continue;
+    const bool denies_before =
+        words[w] == "not" && w + 1 < words.size() &&
+        IsOneOf(words[w + 1], {"used", "enabled", "active", "applied"});
+    if (denies_before) return "";
+    clause =
+        clause.substr(0, static_cast<size_t>(words[w].data() - clause.data()));
+    while (clause.ends_with(' ')) clause.remove_suffix(1);
+    break;
+  }
+  return std::string(clause);
 }
 
 // The number behind `word` and what joins it: "group=64", "group of 64",
@@ -112,16 +154,12 @@ constexpr std::array<std::string_view, 6> kQkv = {
 constexpr std::array<std::string_view, 8> kQkvOut = {
     "q_proj",   "k_proj",   "v_proj", "c_attn.q",
     "c_attn.k", "c_attn.v", "o_proj", "attn.c_proj"};
-constexpr std::array<std::string_view, 16> kDots = {
-    "q_proj",     "k_proj",     "v_proj",     "c_attn.q",
-    "c_attn.k",   "c_attn.v",   "o_proj",     "attn.c_proj",
-    "gate_proj",  "up_proj",    "down_proj",  "c_fc",
-    "mlp.c_proj", "experts.w1", "experts.w2", "experts.w3"};
 constexpr std::array<std::string_view, 17> kDotsAndAttention = {
     "q_proj",     "k_proj",   "v_proj",      "c_attn.q",   "c_attn.k",
     "c_attn.v",   "o_proj",   "attn.c_proj", "gate_proj",  "up_proj",
     "down_proj",  "c_fc",     "mlp.c_proj",  "experts.w1", "experts.w2",
     "experts.w3", "attention"};
+constexpr auto kDots = std::span(kDotsAndAttention).first<16>();
 // torchtitan keeps every second product of a layer, counting from the first,
 // and attention (parallelize_llama.py, December 2024). Seven products: queries,
 // keys, values, output, gate, up, down.
@@ -296,21 +334,51 @@ std::string Lower(std::string text) {
   return text;
 }
 
+std::string Asserted(std::string_view text) {
+  std::string asserted;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find_first_of(kClauseEnds), text.size());
+    const std::string_view clause = text.substr(0, end);
+    const std::vector<std::string_view> words = Split(clause, " ");
+    text.remove_prefix(end);
+    if (words.size() == 1 && IsNo(words[0])) {
+      if (text.starts_with('(')) {
+        text.remove_prefix(std::min(text.find(')'), text.size()));
+      }
+    } else {
+      asserted += AssertedOf(clause);
+    }
+    if (text.empty()) break;
+    asserted += text[0];
+    text.remove_prefix(1);
+  }
+  return asserted;
+}
+
+bool DeniesAll(std::string_view text) {
+  const std::string ends = " " + std::string(kClauseEnds);
+  return text.find_first_not_of(' ') != text.npos &&
+         Asserted(text).find_first_not_of(ends) == text.npos;
+}
+
 Error CannotMap(std::string what, std::string_view column) {
   return {ErrorCode::kInfeasible, std::move(what), std::string(column)};
 }
 
 std::optional<bool> ReadYes(std::string_view text) {
-  if (IsNo(text) || text.starts_with("no ")) return false;
+  if (DeniesAll(text)) return false;
+  const std::string asserted = Asserted(text);
   for (const std::string_view word :
        {"yes", "true", "on", "1", "y", "enabled", "sp", "sequence parallel"}) {
-    if (HasWord(text, word)) return true;
+    if (HasWord(asserted, word)) return true;
   }
   return {};
 }
 
-std::optional<ZeroWords> ReadZero(std::string_view text) {
+std::optional<ZeroWords> ReadZero(std::string_view words) {
   ZeroWords zero;
+  if (DeniesAll(words)) return zero;
+  const std::string text = Asserted(words);
   zero.offloads_optimizer = Has(text, "offload");
   zero.within_node = Has(text, "hsdp") || Has(text, "hybrid") ||
                      Has(text, "within node") || Has(text, "within a node");
@@ -321,7 +389,7 @@ std::optional<ZeroWords> ReadZero(std::string_view text) {
     if (zero.group > 1) break;
   }
   if (zero.group == 1) zero.group = 0;
-  if (IsNo(text) || text == "fsdp=0" || text == "fsdp 0") return zero;
+  if (text == "fsdp=0" || text == "fsdp 0") return zero;
   if (!text.empty() && text[0] >= '0' && text[0] <= '3' &&
       (text.size() == 1 ||
        (!IsLetter(text[1]) && !IsDigit(text[1]) && text[1] != '.'))) {
@@ -336,10 +404,9 @@ std::optional<ZeroWords> ReadZero(std::string_view text) {
   return {};
 }
 
-std::optional<RecomputeWords> ReadRecompute(std::string_view text) {
-  if (IsNo(text) || text.starts_with("no ") || text.starts_with("none")) {
-    return RecomputeWords();
-  }
+std::optional<RecomputeWords> ReadRecompute(std::string_view said) {
+  if (DeniesAll(said) || said.starts_with("none")) return RecomputeWords();
+  const std::string text = Asserted(said);
   if (Has(text, "every other layer") || Has(text, "every second layer") ||
       Has(text, "selective layer")) {
     return RecomputeWords{kAll, {}, {}, 2};
@@ -358,7 +425,18 @@ std::optional<RecomputeWords> ReadRecompute(std::string_view text) {
   return {};
 }
 
-std::optional<PrecisionWords> ReadPrecision(std::string_view text) {
+namespace {
+
+// Clauses of what is kept, not computed in: "fp32 master", "8-bit optimizer".
+bool IsOfStorage(std::string_view clause) {
+  for (const std::string_view word :
+       {"master", "accumul", "optimizer", "param"}) {
+    if (Has(clause, word)) return true;
+  }
+  return false;
+}
+
+std::optional<PrecisionWords> PrecisionOf(std::string_view text) {
   PrecisionWords words;
   if (Has(text, "fp4") || Has(text, "float4") || Has(text, "e2m1")) {
     words.values = DType::kBFloat16;
@@ -393,12 +471,23 @@ std::optional<PrecisionWords> ReadPrecision(std::string_view text) {
   return words;
 }
 
-std::optional<StackAttention> ReadAttention(std::string_view text) {
-  if (IsNo(text) || text.starts_with("no ") || text.starts_with("no(")) {
-    return StackAttention::kUnfused;
+}  // namespace
+
+std::optional<PrecisionWords> ReadPrecision(std::string_view text) {
+  const std::string asserted = Asserted(text);
+  std::string computing;
+  for (const std::string_view clause : Split(asserted, kClauseEnds)) {
+    if (!IsOfStorage(clause)) computing += std::string(clause) + ",";
   }
+  const auto words = PrecisionOf(computing);
+  return words ? words : PrecisionOf(asserted);
+}
+
+std::optional<StackAttention> ReadAttention(std::string_view text) {
+  if (DeniesAll(text)) return StackAttention::kUnfused;
+  const std::string asserted = Asserted(text);
   for (const AttentionName& row : kAttentionNames) {
-    if (HasWord(text, row.word)) return row.attention;
+    if (HasWord(asserted, row.word)) return row.attention;
   }
   return {};
 }

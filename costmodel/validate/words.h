@@ -26,8 +26,21 @@ bool HasWord(std::string_view text, std::string_view part);
 // ASCII letters only.
 std::string Lower(std::string text);
 
+// What is left of `text` without what it denies: of "bf16, no fp8" it is
+// "bf16,", of "flash off" nothing. Clauses end at commas, semicolons and
+// parentheses; a "no" or "without" denies the rest of its clause, an "off" or
+// "disabled" at its end all of it, and a "no" alone what stands behind it in
+// parentheses, too.
+std::string Asserted(std::string_view text);
+
+// Whether it says something, and denies all of that.
+bool DeniesAll(std::string_view text);
+
 // kInfeasible: a column says what has no counterpart here.
 Error CannotMap(std::string what, std::string_view column);
+
+// What the functions below read is what the text asserts; where it denies all,
+// that is a no, or no stage, or nothing that is computed again.
 
 // Yes or no, as of sequence parallelism; nothing for a blank or other words.
 std::optional<bool> ReadYes(std::string_view text);

@@ -27,14 +27,27 @@ std::optional<size_t> VertexNamed(const Cluster& cluster,
   return {};
 }
 
+// "node0 to node3".
+std::string Counted(const std::string& what, std::ptrdiff_t count) {
+  if (count == 1) return what + "0";
+  return what + "0 to " + what + std::to_string(count - 1);
+}
+
 Error NoSuchPart(const Cluster& cluster, std::string_view name) {
   std::vector<std::string_view> known;
   for (const Vertex& vertex : cluster.vertices) known.push_back(vertex.name);
   const std::string nearest = NearestName(name, known);
   std::string message = "the cluster has no part '" + std::string(name) + "'";
-  if (!nearest.empty()) message += "; did you mean '" + nearest + "'?";
-  message += " (of " + std::to_string(cluster.num_nodes()) + " nodes and " +
-             std::to_string(cluster.devices.size()) + " devices, from 0)";
+  message += nearest.empty() ? ";" : "; did you mean '" + nearest + "'?";
+  constexpr size_t kNamed = 6;
+  std::string names;
+  for (size_t v = 0; v < std::min(kNamed, known.size()); ++v) {
+    names += (v == 0 ? "" : ", ") + std::string(known[v]);
+  }
+  if (known.size() > kNamed) names += ", …";
+  message += " parts: " + Counted("node", cluster.num_nodes()) + "; " +
+             Counted("device", std::ssize(cluster.devices)) +
+             "; vertices by name: " + names;
   return {ErrorCode::kNotFound, message, ""};
 }
 
@@ -185,11 +198,13 @@ std::vector<DeviceId> DevicesNamed(const Cluster& cluster,
 }  // namespace
 
 Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
-                  std::vector<std::string>& notes) {
+                  std::vector<std::string>& notes, Cluster* whole) {
+  if (whole != nullptr) *whole = cluster;
   if (parts.empty()) return {};
   Losses losses;
   losses.vertices.assign(cluster.vertices.size(), false);
   losses.links.assign(cluster.links.size(), false);
+  std::vector<bool> drained(cluster.vertices.size(), false);
   std::set<std::string_view> known;
   bool fewer_devices = false;
   for (const std::string& part : parts) {
@@ -217,11 +232,14 @@ Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
       continue;
     }
     for (const DeviceId device : devices) {
-      losses.vertices[cluster.devices[device.index()].vertex.index()] = true;
+      const size_t at = cluster.devices[device.index()].vertex.index();
+      losses.vertices[at] = true;
+      drained[at] = true;
     }
     notes.push_back(part + " failed");
   }
   DropNodes(cluster, losses.nodes, losses.vertices);
+  DropNodes(cluster, losses.nodes, drained);
   const bool all = std::ranges::all_of(cluster.devices, [&](const Device& d) {
     return losses.vertices[d.vertex.index()];
   });
@@ -238,6 +256,7 @@ Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
                             errors.front().ToString(),
                         parts.back());
   }
+  if (whole != nullptr) *whole = Without(cluster, std::move(drained));
   cluster = std::move(rest);
   if (fewer_devices) {
     notes.back() += "; " + Nodes(cluster) + " remain";

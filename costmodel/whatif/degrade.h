@@ -17,9 +17,11 @@ namespace tessera {
 // loses a device the others leave too, as schedulers drain it, unless it is the
 // only one. What was done is said in `notes`. Ranks and nodes are numbered
 // anew. Errors: a part that there is not, one given twice, and what leaves
-// devices that do not reach each other, or none. REQUIRES: `cluster` is valid.
+// devices that do not reach each other, or none. `whole`, if it is not null,
+// becomes the cluster with the same devices before anything else failed.
+// REQUIRES: `cluster` is valid.
 Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
-                  std::vector<std::string>& notes);
+                  std::vector<std::string>& notes, Cluster* whole = nullptr);
 
 // Multiplies the peaks of all element types.
 void ScalePeaks(double factor, DeviceType& type);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "costmodel/whatif/idle_collective.h"
 #include "planner/base/threads.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
@@ -38,6 +39,12 @@ Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
         TextbookName(SearchSpace(*made.graph, made.cluster), plan);
   }
   cell.notes = std::move(made.notes);
+  if (std::string idle =
+          IdleCollectiveNote(*made.graph, made.cluster, plan,
+                             options.predict.profile, options.predict.training);
+      !idle.empty()) {
+    cell.notes.push_back(std::move(idle));
+  }
   if (options.keep_plans) {
     cell.plan = std::move(plan);
     cell.graph = made.graph;

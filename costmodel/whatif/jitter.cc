@@ -75,10 +75,11 @@ Jitter JitterOf(const Case& of, const Plan& plan, const PredictOptions& predict,
       factors.push_back(std::max(0.1, 1 + options.sigma * z));
     }
     const Cluster cluster = Shaken(of.cluster, plan, disjoint, factors);
-    times.push_back(
-        Evaluator(*of.graph, cluster, predict.profile, predict.training)
-            .Evaluate(plan)
-            .step_time.seconds());
+    times.push_back(Evaluator(*of.graph, cluster, predict.profile,
+                              predict.training, Evaluator::kUnlimited,
+                              of.whole.get())
+                        .Evaluate(plan)
+                        .step_time.seconds());
   }
   std::ranges::sort(times);
   Jitter jitter;

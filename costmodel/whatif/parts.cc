@@ -31,12 +31,13 @@ ClusterSubset First(size_t count, size_t of) {
 
 // The best uniform plan of the part, where it takes less time than `best`.
 std::optional<Candidate> BestUniform(const Graph& graph, const Cluster& part,
-                                     Duration best, const SearchClock& clock,
+                                     const Cluster* whole, Duration best,
+                                     const SearchClock& clock,
                                      const PartOptions& options) {
   SearchSpace space(graph, part);
   space.constraints = options.constraints;
   const Evaluator evaluator(graph, part, options.profile, options.training,
-                            Evaluator::kMostInSearch);
+                            Evaluator::kMostInSearch, whole);
   const auto stop = [&] { return clock.StoppedOrPast(1); };
   SweepResult swept =
       Sweep(space, AllowedObjective(space, evaluator), UniformStrategies(space),
@@ -127,7 +128,14 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
             worth * best.seconds()) {
       return false;
     }
-    const auto found = BestUniform(graph, alone, best, clock, options);
+    std::optional<Cluster> whole;
+    if (options.whole != nullptr) {
+      ClusterSubset kept = part;
+      kept.resize(options.whole->devices.size(), false);
+      whole = OnlyDevices(*options.whole, kept);
+    }
+    const auto found = BestUniform(graph, alone, whole ? &*whole : nullptr,
+                                   best, clock, options);
     if (!found) return true;
     best = found->score.step_time;
     plans.push_back(

@@ -23,6 +23,7 @@ struct PartOptions {
   Constraints constraints;  // of the whole cluster
   int threads = 0;          // 0: as many as the machine runs at once
   const std::atomic<bool>* stop = nullptr;
+  const Cluster* whole = nullptr;  // as Evaluator has it; may be null
 };
 
 // By device, whether it is in the part.
@@ -46,7 +47,8 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
                                Duration best, double seconds,
                                const PartOptions& options);
 
-// The same as SearchOptions::more_starts. `graph` and `cluster` outlive it.
+// The same as SearchOptions::more_starts. `graph`, `cluster` and what `options`
+// point to outlive it.
 std::function<std::vector<Plan>(Duration best, double seconds)> StartsOnParts(
     const Graph& graph, const Cluster& cluster, const PartOptions& options);
 

@@ -146,17 +146,26 @@ std::string_view EndlessText(const Prediction& prediction) {
 
 FullestDevice FullestOf(const Cluster& cluster, const Plan& plan,
                         const Evaluation& evaluation) {
-  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   std::optional<FullestDevice> fullest;
-  for (size_t s = 0; s < sets.size(); ++s) {
-    const MemoryUse& use = evaluation.memory[s];
-    for (const DeviceId device : sets[s].devices) {
+  double most = 0;
+  const auto look_at = [&](const std::vector<DeviceId>& devices,
+                           const MemoryUse& use) {
+    for (const DeviceId device : devices) {
       const Bytes capacity = cluster.TypeOf(device).memory;
-      if (!fullest ||
-          capacity - use.total < fullest->capacity - fullest->use.total) {
-        fullest = {use, capacity};
-      }
+      const double share = static_cast<double>(use.total.value) /
+                           static_cast<double>(capacity.value);
+      if (fullest && share <= most) continue;
+      fullest = {use, capacity};
+      most = share;
     }
+  };
+  for (const DeviceMemory& alike : evaluation.devices) {
+    look_at(alike.devices, alike.memory);
+  }
+  if (fullest) return *fullest;
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    look_at(sets[s].devices, evaluation.memory[s]);
   }
   return *fullest;
 }
@@ -184,7 +193,8 @@ Prediction Predict(const Case& of, const Plan& plan,
   result.nodes = cluster.num_nodes();
   result.global_batch = graph.global_batch;
   result.strategy = StrategyText(*of.index, cluster, plan);
-  const Evaluator evaluator(graph, cluster, options.profile, options.training);
+  const Evaluator evaluator(graph, cluster, options.profile, options.training,
+                            Evaluator::kUnlimited, of.whole.get());
   result.evaluation =
       options.fast ? evaluator.Evaluate(plan) : evaluator.Explain(plan);
   result.band = StepTimeBand(cluster, result.evaluation.sources);

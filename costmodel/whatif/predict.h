@@ -62,7 +62,7 @@ struct Prediction {
   double tokens_per_s = 0;
   std::string_view unit = "tokens";  // what that counts: UnitOf
   double mfu = 0;
-  Bytes memory;          // of the device that has least left
+  Bytes memory;          // of the fullest device
   MemoryUse memory_use;  // the same by category
   Bytes capacity;        // of the same
   std::optional<Sensitivity> sensitivity;
@@ -79,11 +79,13 @@ struct Prediction {
   std::vector<std::string> missing;  // figures that the cluster lacks
 };
 
-// The device that has least left.
+// The device that uses the largest share of its memory.
 struct FullestDevice {
   MemoryUse use;
   Bytes capacity;
 };
+// Where an evaluation has not what each device keeps, each of a set is taken to
+// keep what the one of them does that keeps most.
 FullestDevice FullestOf(const Cluster& cluster, const Plan& plan,
                         const Evaluation& evaluation);
 

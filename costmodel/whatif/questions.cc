@@ -266,7 +266,8 @@ Result<Fit> FitOf(Case of, const GridOptions& options) {
   TESSERA_TRY(const Plan plan, PlanForCell(of, options));
   const PredictOptions& predict = options.predict;
   const Evaluator evaluator(*of.graph, of.cluster, predict.profile,
-                            predict.training);
+                            predict.training, Evaluator::kUnlimited,
+                            of.whole.get());
   const auto evaluate = [&](const Plan& any) {
     return predict.fast ? evaluator.Evaluate(any) : evaluator.Explain(any);
   };

@@ -31,7 +31,8 @@ Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
                       const ReplanOptions& options) {
   const SearchSpace space(*of.graph, of.cluster);
   const Evaluator evaluator(*of.graph, of.cluster, predict.profile,
-                            predict.training, Evaluator::kMostInSearch);
+                            predict.training, Evaluator::kMostInSearch,
+                            of.whole.get());
   SearchOptions search;
   search.seed = options.seed;
   search.proposals = options.proposals;
@@ -42,7 +43,7 @@ Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
   search.more_starts =
       StartsOnParts(*of.graph, of.cluster,
                     {predict.profile, predict.training, Constraints(),
-                     search.threads, search.stop});
+                     search.threads, search.stop, of.whole.get()});
   search.progress = [&](const SearchProgress& progress) {
     predict.watch.Tell("planning for " + of.cluster.name + ": " +
                        ProgressText(progress, options.proposals));

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -20,6 +21,7 @@
 #include "planner/io/onnx.h"
 #include "planner/io/proto_endings.h"
 #include "planner/plan/idle_keys.h"
+#include "planner/search/idle_in_plan.h"
 #include "planner/topology/stacks.h"
 
 namespace tessera {
@@ -323,15 +325,20 @@ Result<std::optional<JsonValue>> AsJson(const std::string& text) {
   return std::optional<JsonValue>(object->Field("value"));
 }
 
-Result<void> ResolveModel(const Setting& setting, const JsonValue& config,
-                          ImportOptions& import) {
-  std::string key = setting.path;
+// The config's name of what a setting may call as any family does.
+std::string KeyOf(const std::string& path, const JsonValue& config) {
+  std::string key = path;
   for (const ModelAlias& alias : ModelAliases()) {
-    if (alias.name != setting.path) continue;
+    if (alias.name != path) continue;
     for (const std::string_view candidate : alias.keys) {
       if (config.fields.contains(candidate)) key = candidate;
     }
   }
+  return key;
+}
+
+Result<void> ResolveModel(const Setting& setting, const std::string& key,
+                          const JsonValue& config, ImportOptions& import) {
   TESSERA_TRY(const auto json, AsJson(setting.value));
   if (json) {
     import.overrides[key] = *json;
@@ -386,8 +393,16 @@ Result<void> SetModelKeys(const std::string& model,
   if (!IsOnnx(model)) {
     TESSERA_TRY(config, ReadModelConfig(model));
   }
+  std::map<std::string, std::string> set_by;  // of the config's keys
   for (const Setting& setting : settings) {
-    auto resolved = ResolveModel(setting, config, import);
+    const std::string key = KeyOf(setting.path, config);
+    const auto [first, is_new] = set_by.emplace(key, setting.path);
+    if (!is_new) {
+      return InvalidInput(
+          "'" + key + "' is given twice, by model." + first->second + " too",
+          "model." + setting.path);
+    }
+    auto resolved = ResolveModel(setting, key, config, import);
     if (!resolved) return resolved.error().At("model." + setting.path);
   }
   return {};
@@ -395,15 +410,17 @@ Result<void> SetModelKeys(const std::string& model,
 
 namespace {
 
+// `otherwise` is the dtype of a model that has none of its own, where none is
+// asked for.
 Result<ModelCache::Model> ImportFor(const Scenario& scenario,
-                                    const Draft& draft, const Cluster& cluster,
+                                    const Draft& draft, DType otherwise,
                                     ModelCache& models) {
   ImportOptions import = {.global_batch = draft.global_batch,
                           .seq_len = draft.seq_len,
                           .dtype = draft.dtype,
                           .documents = scenario.documents};
   const bool graph_file = IsGraphFile(scenario.model);
-  if (!graph_file && !import.dtype) import.dtype = DefaultDType(cluster);
+  if (!graph_file && !import.dtype) import.dtype = otherwise;
   TESSERA_RETURN_IF_ERROR(SetModelKeys(scenario.model, draft.model, import));
   std::string key = scenario.model + "|" + std::to_string(import.global_batch) +
                     "|" + std::to_string(import.seq_len) + "|" +
@@ -441,7 +458,11 @@ Error Infeasible(Error error) {
 Result<Plan> PlanOn(const Cluster& cluster, const Strategy& strategy,
                     Case& of) {
   if (!of.drops_idle_keys) {
-    return PlanFromStrategy(*of.index, cluster, strategy);
+    auto plan = PlanFromStrategy(*of.index, cluster, strategy);
+    if (!plan) return plan;
+    const auto idle = FirstIdleIn(*of.index, cluster, strategy, *plan);
+    if (idle) return IdleError(*idle);
+    return plan;
   }
   std::vector<std::string> notes;
   const Strategy without = WithoutIdleKeys(*of.index, cluster, strategy, notes);
@@ -449,7 +470,11 @@ Result<Plan> PlanOn(const Cluster& cluster, const Strategy& strategy,
     return InvalidInput("has no effect: " + idle->why, idle->key);
   }
   auto plan = PlanFromStrategy(*of.index, cluster, without);
-  if (plan) of.notes.insert(of.notes.end(), notes.begin(), notes.end());
+  if (!plan) return plan;
+  if (const auto idle = FirstIdleIn(*of.index, cluster, without, *plan)) {
+    notes.push_back(IdleNote(*idle));
+  }
+  of.notes.insert(of.notes.end(), notes.begin(), notes.end());
   return plan;
 }
 
@@ -557,6 +582,9 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
   Case made;
   made.strategy = draft.strategy;
   TESSERA_TRY(made.cluster, LoadFor(draft, made.notes));
+  // By the cluster as it is named: another rate of a device leaves the numbers
+  // what they are.
+  const DType dtype = DefaultDType(made.cluster);
   if (scenario.stack) made.cluster.stack = *scenario.stack;
   if (draft.stack) made.cluster.stack = *draft.stack;
   TESSERA_RETURN_IF_ERROR(
@@ -575,11 +603,16 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
       return checked.error().At(slow.path);
     }
   }
-  TESSERA_RETURN_IF_ERROR(Fail(scenario.failed, made.cluster, made.notes));
   made.degraded = !scenario.failed.empty();
+  if (made.degraded) {
+    auto whole = std::make_shared<Cluster>();
+    TESSERA_RETURN_IF_ERROR(
+        Fail(scenario.failed, made.cluster, made.notes, whole.get()));
+    made.whole = std::move(whole);
+  }
   made.drops_idle_keys = scenario.drops_idle_keys;
   TESSERA_TRY(const ModelCache::Model model,
-              ImportFor(scenario, draft, made.cluster, models));
+              ImportFor(scenario, draft, dtype, models));
   made.graph = model.graph;
   made.index = model.index;
   made.notes.insert(made.notes.end(), model.warnings.begin(),

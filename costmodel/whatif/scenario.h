@@ -89,6 +89,8 @@ struct Scenario {
 
 struct Case {
   Cluster cluster;
+  // That before parts failed (costmodel/exchange_price.h); null where none did.
+  std::shared_ptr<const Cluster> whole;
   std::shared_ptr<const Graph> graph;  // differentiated
   std::shared_ptr<const GraphIndex> index;
   std::string strategy;            // with its settings

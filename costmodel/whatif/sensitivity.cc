@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 
 #include "costmodel/whatif/degrade.h"
 #include "costmodel/whatif/fabric.h"
@@ -114,11 +115,19 @@ Sensitivity SensitivityOf(const Graph& graph, const Cluster& cluster,
   for (const Resource& resource : Resources()) {
     Cluster changed = cluster;
     if (!resource.improve(1 + kStep, changed)) continue;
+    // The cluster that a profile is of has what is improved, too.
+    std::optional<Cluster> whole;
+    if (evaluator.whole() != nullptr) {
+      whole = *evaluator.whole();
+      resource.improve(1 + kStep, *whole);
+    }
     double elasticity = 0;
     if (resource.improve != ImproveHost || UsesHost(plan)) {
-      const double better = Evaluator(graph, changed, profile, training)
-                                .Evaluate(plan)
-                                .step_time.seconds();
+      const double better =
+          Evaluator(graph, changed, profile, training, Evaluator::kUnlimited,
+                    whole ? &*whole : nullptr)
+              .Evaluate(plan)
+              .step_time.seconds();
       elasticity = std::log(usual / better) / std::log(1 + kStep);
     }
     result.resources.push_back({&resource, elasticity});

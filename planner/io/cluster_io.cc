@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "planner/base/append.h"
+#include "planner/base/format.h"
 #include "planner/base/indexed.h"
 #include "planner/io/proto_endings.h"
 #include "planner/io/proto_field_io.h"
@@ -35,7 +36,7 @@ proto::VertexKind ToProto(VertexKind kind) {
 Result<Duration> ToDuration(double seconds, const std::string& where) {
   if (!(std::abs(seconds) < 9e6)) {
     return InvalidInput(
-        "is " + std::to_string(seconds) + " seconds, out of range", where);
+        "is " + FormatNumber(seconds) + " s: expected less than 9e6 s", where);
   }
   return Duration::FromSeconds(seconds);
 }
@@ -371,6 +372,39 @@ std::string AsInFile(std::string_view where) {
   return in_file;
 }
 
+// What a profile's rows of a type's name are of, and what its figures say.
+DeviceType Measured(DeviceType type) {
+  type.source.clear();
+  type.slowness = 1;
+  type.upkeep = {};
+  return type;
+}
+LinkType Measured(LinkType type) {
+  type.source.clear();
+  return type;
+}
+
+// Profiles and paths tell types by their names: two of one name are alike, but
+// for what they cost and for devices that are slower than was measured.
+template <typename Type>
+Result<void> CheckNames(const std::vector<Type>& types,
+                        std::string_view field) {
+  for (size_t i = 0; i < types.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (types[i].name != types[j].name ||
+          Measured(types[i]) == Measured(types[j])) {
+        continue;
+      }
+      return InvalidInput("'" + types[i].name + "' is the name of " +
+                              Indexed(field, j) +
+                              " too, which has other figures: expected another "
+                              "name",
+                          Indexed(field, i, "name"));
+    }
+  }
+  return {};
+}
+
 Result<Cluster> Checked(Result<Cluster> cluster) {
   if (!cluster) return cluster;
   TESSERA_RETURN_IF_ERROR(CheckCluster(*cluster));
@@ -396,6 +430,10 @@ Result<Cluster> ReadCluster(const std::string& path) {
   TESSERA_RETURN_IF_ERROR(ReadProtoFile(path, message));
   auto cluster = Checked(FromProto(message));
   if (!cluster) return cluster.error().At(path);
+  for (const auto& checked : {CheckNames(cluster->device_types, "device_types"),
+                              CheckNames(cluster->link_types, "link_types")}) {
+    if (!checked) return checked.error().At(path);
+  }
   return cluster;
 }
 

@@ -1,6 +1,7 @@
 #include "planner/io/json_check_io.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
@@ -19,6 +20,19 @@ using google::protobuf::FieldDescriptor;
 
 // Deeper than any of the formats; bounds the recursion on hostile input.
 constexpr int kMaxDepth = 100;
+
+// What protobuf's name for a field's type wants, in words.
+struct Wanted {
+  std::string_view type;
+  std::string_view expected;
+};
+constexpr std::array kWanted = {
+    Wanted{"TYPE_INT32", "a whole number of 32 bits"},
+    Wanted{"TYPE_INT64", "a whole number of 64 bits"},
+    Wanted{"TYPE_DOUBLE", "a number"},
+    Wanted{"TYPE_BOOL", "true or false"},
+    Wanted{"TYPE_STRING", "a text in quotes"},
+};
 
 // "line:column", from 1, of a byte of a text.
 std::string PlaceOf(std::string_view text, size_t position) {
@@ -50,6 +64,13 @@ size_t Utf8Bytes(std::string_view text) {
       (first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) > 0x9f) ||
       (first == 0xf0 && byte(1) < 0x90) || (first == 0xf4 && byte(1) > 0x8f);
   return wrong ? 0 : bytes;
+}
+
+std::string ToUpper(std::string text) {
+  for (char& c : text) {
+    c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return text;
 }
 
 // A recursive-descent reader that checks and keeps nothing but where the value
@@ -133,7 +154,7 @@ class Checker {
   // The value of `field`; null for a free key.
   Result<void> FieldValue(const FieldDescriptor* field, int depth) {
     SkipSpace();
-    if (field == nullptr) return Value(nullptr, depth + 1);
+    if (field == nullptr) return Value(nullptr, nullptr, depth + 1);
     if (field->is_map()) {
       if (Peek() == '{') return Object(nullptr, depth + 1);
       return Wrong("expected '{'");
@@ -145,18 +166,25 @@ class Checker {
     if (!field->is_repeated() && Peek() == '[') {
       return Wrong("field '" + std::string(field->name()) + "' is not a list");
     }
-    return Value(field->message_type(), depth + 1);
+    return Value(field, field->message_type(), depth + 1);
   }
 
-  Result<void> Value(const Descriptor* type, int depth) {
+  // What `field` or, where it is a list, an item of it has; anything where
+  // `field` is null.
+  Result<void> Value(const FieldDescriptor* field, const Descriptor* type,
+                     int depth) {
     if (depth > kMaxDepth) return Wrong("nested too deep");
     SkipSpace();
     if (path_ == wanted_path_) found_ = position_;
     switch (Peek()) {
       case '{':
+        if (field != nullptr && type == nullptr) {
+          return InvalidInput("is an object: expected " + Words(*field),
+                              PlaceOf(text_, position_) + ": " + path_);
+        }
         return Object(type, depth);
       case '[':
-        return Array(type, depth);
+        return Array(field, type, depth);
       case '"': {
         auto text = String();
         if (!text) return text.error();
@@ -167,14 +195,28 @@ class Checker {
     }
   }
 
-  Result<void> Array(const Descriptor* type, int depth) {
+  // What a field that is no message wants.
+  static std::string Words(const FieldDescriptor& field) {
+    const auto* const values = field.enum_type();
+    std::string type = values != nullptr ? std::string(values->full_name())
+                                         : "TYPE_" + ToUpper(field.type_name());
+    return ExpectedBy(type, *field.containing_type());
+  }
+
+  Result<void> Array(const FieldDescriptor* field, const Descriptor* type,
+                     int depth) {
     ++position_;  // '['
     SkipSpace();
     if (Skip(']')) return {};
     for (size_t i = 0;; ++i) {
       const size_t outer = path_.size();
       path_ += "[" + std::to_string(i) + "]";
-      TESSERA_RETURN_IF_ERROR(Value(type, depth + 1));
+      SkipSpace();
+      if (field != nullptr && Peek() == '[') {
+        return InvalidInput("is a list in a list: expected none",
+                            PlaceOf(text_, position_) + ": " + path_);
+      }
+      TESSERA_RETURN_IF_ERROR(Value(field, type, depth + 1));
       path_.resize(outer);
       SkipSpace();
       if (Skip(',')) continue;
@@ -292,6 +334,19 @@ class Checker {
 };
 
 }  // namespace
+
+std::string ExpectedBy(std::string_view type, const Descriptor& root) {
+  const auto wanted = std::ranges::find(kWanted, type, &Wanted::type);
+  if (wanted != kWanted.end()) return std::string(wanted->expected);
+  const std::string name(type.substr(type.rfind('/') + 1));
+  const auto* values = root.file()->pool()->FindEnumTypeByName(name);
+  if (values == nullptr) return name;
+  std::string names = "one of";
+  for (int i = 0; i < values->value_count(); ++i) {
+    names += (i == 0 ? " " : ", ") + std::string(values->value(i)->name());
+  }
+  return names;
+}
 
 std::string FirstLine(std::string_view message) {
   return std::string(message.substr(0, message.find('\n')));

@@ -110,16 +110,17 @@ Result<std::vector<int>> Select(const Message& message,
   const Reflection& reflection = *message.GetReflection();
   const int size = reflection.FieldSize(message, &field);
   std::vector<int> all;
+  std::vector<int> named;
   std::vector<std::string> names;
   const auto index = ParseWhole<int>(selector);
   for (int i = 0; i < size; ++i) {
     all.push_back(i);
     names.push_back(
         NameOfElement(reflection.GetRepeatedMessage(message, &field, i)));
-    if (index ? *index == i : selector == names.back()) {
-      return std::vector<int>{i};
-    }
+    if (index && *index == i) return std::vector<int>{i};
+    if (!index && selector == names.back()) named.push_back(i);
   }
+  if (!named.empty()) return named;
   if (selector.empty() || selector == "*") return all;
   if (index) {
     return InvalidInput("there are " + std::to_string(size) + " of '" +

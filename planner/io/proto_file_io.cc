@@ -95,32 +95,6 @@ Result<std::string> PrintText(const Message& message) {
 
 // ---- JSON ----------------------------------------------------------------
 
-// What protobuf's name for a field's type wants, in words.
-struct Wanted {
-  std::string_view type;
-  std::string_view expected;
-};
-constexpr std::array kWanted = {
-    Wanted{"TYPE_INT32", "a whole number of 32 bits"},
-    Wanted{"TYPE_INT64", "a whole number of 64 bits"},
-    Wanted{"TYPE_DOUBLE", "a number"},
-    Wanted{"TYPE_BOOL", "true or false"},
-    Wanted{"TYPE_STRING", "a text in quotes"},
-};
-
-std::string ExpectedBy(std::string_view type, const Descriptor& root) {
-  const auto wanted = std::ranges::find(kWanted, type, &Wanted::type);
-  if (wanted != kWanted.end()) return std::string(wanted->expected);
-  const std::string name(type.substr(type.rfind('/') + 1));
-  const auto* values = root.file()->pool()->FindEnumTypeByName(name);
-  if (values == nullptr) return name;
-  std::string names = "one of";
-  for (int i = 0; i < values->value_count(); ++i) {
-    names += (i == 0 ? " " : ", ") + std::string(values->value(i)->name());
-  }
-  return names;
-}
-
 // Of JSON that CheckJson accepts a value may yet not fit its field, which
 // protobuf describes as "(links[2].from_vertex): invalid value X for type
 // TYPE_INT32". The same with its line and column.

@@ -25,6 +25,11 @@ struct IdleKey {
   void (*drop)(Strategy& strategy) = nullptr;
 };
 
+// "sp=1 has no effect: needs tp of at least 2".
+Error IdleError(const IdleKey& idle);
+// "without sp=1, which has no effect: needs tp of at least 2".
+std::string IdleNote(const IdleKey& idle);
+
 // Reads as ParseStrategy does, idle keys too.
 Result<Strategy> ReadStrategy(std::string_view text);
 

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -259,6 +260,26 @@ Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
                       " ranks ('" + index.graph->node(unused.node).name + "')");
 }
 
+// Which layers compute what again; whether a strategy says that. Layers may
+// have the flags of several levels, as those without attention do.
+bool FindRecompute(const GraphIndex& index, const Plan& plan,
+                   Strategy& strategy) {
+  const auto [first, last] = Layers(index);
+  // Behind layers from `begin` on that are of the level.
+  const auto behind = [&](int begin, RecomputeLevel level) {
+    while (begin < last && HasLevel(index, plan, begin, level)) ++begin;
+    return begin;
+  };
+  for (const RecomputeRow& row : RecomputeLevels()) {
+    const int covered = behind(first, row.level);
+    if (behind(covered, RecomputeLevel::kNone) < last) continue;
+    strategy.recompute = row.level;
+    strategy.recompute_layers = covered < last ? covered - first : 0;
+    return true;
+  }
+  return false;
+}
+
 // All of the strategy that may give `plan`, but for the order of its dimensions
 // and whether shares go by speed; nothing where none does.
 std::optional<Strategy> WithoutOrder(const GraphIndex& index,
@@ -300,13 +321,14 @@ std::optional<Strategy> WithoutOrder(const GraphIndex& index,
   if (whole.weights != plan.weights) {
     strategy.zero_group = static_cast<int>(zero_group);
   }
-  // Degrees as the first stage has them, over all of its blocks: an axis may
+  // Degrees as the first stage has them, over blocks of all kinds: an axis may
   // show its role in few of them.
   const DeviceGroup& group = plan.groups[0];
   AxisRoles roles;
+  std::set<int> classes;
   for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
-    const auto& nodes = index.nodes_of_block[b];
-    if (nodes.empty() || plan.ops[nodes[0].index()].group != GroupId(0)) {
+    if (index.nodes_of_block[b].empty() ||
+        !classes.insert(index.block_class[b]).second) {
       continue;
     }
     const auto of_block = RolesOf(index, *plain, static_cast<int>(b));
@@ -320,8 +342,10 @@ std::optional<Strategy> WithoutOrder(const GraphIndex& index,
     roles.heads |= of_block->heads;
     roles.ring |= of_block->ring;
   }
-  // Blocks without experts show the expert axes as data axes.
+  // Blocks without experts show the expert axes as data axes, and those of
+  // which nothing but the sequence is split tensor axes as context axes.
   roles.data &= ~roles.expert;
+  roles.context &= ~roles.tensor;
   strategy.dp = static_cast<int>(group.Size(roles.data));
   strategy.ep = static_cast<int>(group.Size(roles.expert));
   strategy.cp = static_cast<int>(group.Size(roles.context));
@@ -330,16 +354,7 @@ std::optional<Strategy> WithoutOrder(const GraphIndex& index,
     strategy.etp = strategy.tp / static_cast<int>(group.Size(roles.folded));
   }
   strategy.sp = roles.sequence;
-  const auto [first_layer, last_layer] = Layers(index);
-  for (int layer = first_layer; layer < last_layer; ++layer) {
-    const auto level = RecomputeOf(index, plan, layer);
-    if (!level.has_value()) return std::nullopt;
-    if (layer == first_layer) strategy.recompute = *level;
-    if (level != strategy.recompute) {
-      strategy.recompute_layers = layer - first_layer;
-      break;
-    }
-  }
+  if (!FindRecompute(index, plan, strategy)) return std::nullopt;
   if (roles.heads) strategy.cp_kind = "ulysses";
   if (roles.ring) strategy.cp_kind = "ring";
   const int64_t parts = int64_t{plan.microbatches} * strategy.dp * strategy.ep;
@@ -609,14 +624,23 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                           Strategy strategy) {
   TESSERA_RETURN_IF_ERROR(CompleteDegrees(cluster, strategy));
   if (const auto idle = FirstIdleOn(index, cluster, strategy)) {
-    return InvalidInput(idle->key + "=" + idle->value +
-                        " has no effect: " + idle->why);
+    return IdleError(*idle);
   }
   TESSERA_RETURN_IF_ERROR(CompleteExperts(index, strategy));
   TESSERA_RETURN_IF_ERROR(CompleteSamples(index, strategy));
   TESSERA_RETURN_IF_ERROR(CheckDepth(index, strategy));
   TESSERA_RETURN_IF_ERROR(CheckSchedule(index, strategy));
   return strategy;
+}
+
+Error IdleError(const IdleKey& idle) {
+  return InvalidInput(idle.key + "=" + idle.value +
+                      " has no effect: " + idle.why);
+}
+
+std::string IdleNote(const IdleKey& idle) {
+  return "without " + idle.key + "=" + idle.value +
+         ", which has no effect: " + idle.why;
 }
 
 Strategy WithoutIdleKeys(const GraphIndex& index, const Cluster& cluster,
@@ -629,8 +653,7 @@ Strategy WithoutIdleKeys(const GraphIndex& index, const Cluster& cluster,
     }
     if (!idle || idle->drop == nullptr) return strategy;
     idle->drop(strategy);
-    notes.push_back("without " + idle->key + "=" + idle->value +
-                    ", which has no effect: " + idle->why);
+    notes.push_back(IdleNote(*idle));
   }
 }
 

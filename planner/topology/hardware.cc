@@ -353,20 +353,25 @@ std::vector<DeviceType> MakeDeviceTypes() {
   return types;
 }
 
+struct LinkRow {
+  LinkType type;
+  double gigabits = 0;  // NominalGigabits
+};
+
 // Bandwidths are what large transfers reach, so that a ring over them gives
 // the published bus bandwidth; the nominal figure stands in the source.
 // Latencies are those of a step of a running collective, not of a cold write,
 // shared out over the links that a step crosses. Most are fitted
 // (fitted_links.h); the others are taken from their nearest relatives.
-std::vector<LinkType> MakeLinkTypes() {
+std::vector<LinkRow> MakeLinkTypes() {
   const auto row = [](std::string name, std::string source, double bandwidth,
                       double latency, double start = 0) {
-    return LinkType{std::move(name),
+    return LinkRow{{std::move(name),
                     std::move(source),
                     {bandwidth},
                     Duration::FromSeconds(latency),
                     Duration::FromSeconds(start),
-                    {}};
+                    {}}};
   };
   const auto found = [](std::string_view name) -> const FittedLink& {
     const auto* const at =
@@ -376,29 +381,33 @@ std::vector<LinkType> MakeLinkTypes() {
   };
   const auto fitted = [&](std::string_view name, const std::string& source) {
     const FittedLink& link = found(name);
-    LinkType type =
+    LinkRow made =
         row(std::string(name), source + "; " + std::string(link.source),
             link.bandwidth, link.latency_s, std::max(0.0, link.start_s));
-    type.in_switch_bandwidth = {link.in_switch_bandwidth};
-    return type;
+    made.type.in_switch_bandwidth = {link.in_switch_bandwidth};
+    return made;
   };
   const auto scaled = [&](std::string_view of, std::string name, double share,
                           const std::string& source) {
-    LinkType type = fitted(of, source + "; the rest as " + std::string(of));
-    type.name = std::move(name);
-    type.bandwidth = type.bandwidth * share;
-    type.in_switch_bandwidth = type.in_switch_bandwidth * share;
-    return type;
+    LinkRow made = fitted(of, source + "; the rest as " + std::string(of));
+    made.type.name = std::move(name);
+    made.type.bandwidth = made.type.bandwidth * share;
+    made.type.in_switch_bandwidth = made.type.in_switch_bandwidth * share;
+    return made;
+  };
+  const auto rated = [](double gigabits, LinkRow made) {
+    made.gigabits = gigabits;
+    return made;
   };
   // A direct link is a whole step.
   const FittedLink& nvlink3 = found("nvlink3");
   const double direct = 2 * nvlink3.latency_s;
   const double old_start = nvlink3.start_s;
-  LinkType nvl72 = fitted(
+  LinkRow nvl72 = fitted(
       "nvlink5-nvl72",
       "NVIDIA GB200 NVL72 datasheet: 900 GB/s a direction; sums in the switch "
       "as nvlink5 (no table has more than 4 of these GPUs)");
-  nvl72.in_switch_bandwidth = {found("nvlink5").in_switch_bandwidth};
+  nvl72.type.in_switch_bandwidth = {found("nvlink5").in_switch_bandwidth};
   // One way between two hosts crosses two network links and four of PCIe.
   constexpr double kPcieLatency = 0.85e-6;
   // 512 B on 2, 4 and 8 L40S and RTX PRO 6000 (NVIDIA aiconfigurator's NCCL
@@ -418,17 +427,22 @@ std::vector<LinkType> MakeLinkTypes() {
   constexpr double kReached = 0.92;
   const auto network = [&](std::string name, const std::string& source,
                            double gigabits) {
-    return row(
-        std::move(name),
-        source +
-            "; 92 % reached, between ib-ndr's rings and its sends; latency "
-            "as ib-ndr",
-        kReached * gigabits / 8 * kGiga, ndr.latency_s);
+    return rated(
+        gigabits,
+        row(std::move(name),
+            source +
+                "; 92 % reached, between ib-ndr's rings and its sends; latency "
+                "as ib-ndr",
+            kReached * gigabits / 8 * kGiga, ndr.latency_s));
   };
   // TCP through the host: what it reaches and 15 us (half of a one-way 30 us)
   // are assumed.
   constexpr double kTcpLatency = 15e-6;
   constexpr double kTcp = 0.84;
+  const auto tcp = [&](std::string name, std::string source, double gigabits) {
+    return rated(gigabits, row(std::move(name), std::move(source),
+                               kTcp * gigabits / 8 * kGiga, kTcpLatency));
+  };
   const FittedLink& efa = found("efa-100g");
   return {
       row("nvlink1",
@@ -478,9 +492,9 @@ std::vector<LinkType> MakeLinkTypes() {
       network("ib-hdr100", "HDR100 InfiniBand, 100 Gb/s", 100),
       network("ib-hdr", "NVIDIA DGX A100 datasheet: HDR InfiniBand, 200 Gb/s",
               200),
-      fitted("ib-ndr",
-             "NVIDIA DGX H100 and DGX B200 datasheets: NDR InfiniBand, 400 "
-             "Gb/s"),
+      rated(400, fitted("ib-ndr",
+                        "NVIDIA DGX H100 and DGX B200 datasheets: NDR "
+                        "InfiniBand, 400 Gb/s")),
       network("ib-xdr",
               "NVIDIA ConnectX-8 datasheet (2024): XDR InfiniBand, 800 Gb/s",
               800),
@@ -488,36 +502,43 @@ std::vector<LinkType> MakeLinkTypes() {
       network("roce-200g", "RDMA over 200 Gb/s Ethernet", 200),
       network("roce-400g", "RDMA over 400 Gb/s Ethernet", 400),
       network("omni-path-100", "Intel Omni-Path 100 (2015), 100 Gb/s", 100),
-      row("ena-25g",
+      tcp("ena-25g",
           "AWS p3.16xlarge: 25 Gb/s; 84 % reached and 15 us (TCP, half of a "
           "one-way 30 us) assumed",
-          kTcp * 25.0 / 8 * kGiga, kTcpLatency),
-      row("ena-50g", "AWS g4dn.12xlarge: 50 Gb/s; else as ena-25g",
-          kTcp * 50.0 / 8 * kGiga, kTcpLatency),
-      row("ena-100g",
-          "AWS g5.48xlarge and g6.48xlarge: 100 Gb/s; else as ena-25g",
-          kTcp * 100.0 / 8 * kGiga, kTcpLatency),
-      fitted("efa-100g", "AWS p4d and p4de: EFA, 100 Gb/s"),
-      fitted("efa-4x100g",
-             "AWS p5: EFA, 3,200 Gb/s a node, 4 NICs of 100 Gb/s for each GPU, "
-             "striped; 84 % reached, as p4d"),
-      fitted("efa-2x200g",
-             "AWS p5e and p5en: EFA, 3,200 Gb/s a node, 2 NICs of 200 Gb/s for "
-             "each GPU, striped"),
-      row("efa-400g",
-          "AWS p6-b200: EFA, 3,200 Gb/s a node, one NIC of 400 Gb/s for each "
-          "GPU; share reached and latency as efa-2x200g",
-          found("efa-2x200g").bandwidth, found("efa-2x200g").latency_s),
-      fitted("tcpxo-200g",
-             "Google A3 Mega: GPUDirect-TCPXO, 8 NICs of 200 Gb/s a node"),
-      row("tcpx-200g",
-          "Google A3 High: GPUDirect-TCPX, 4 NICs of 200 Gb/s a node; share "
-          "reached as efa-100g, latency as tcpxo-200g (assumed)",
-          efa.bandwidth * 2, found("tcpxo-200g").latency_s),
-      row("ethernet-10g",
+          25),
+      tcp("ena-50g", "AWS g4dn.12xlarge: 50 Gb/s; else as ena-25g", 50),
+      tcp("ena-100g",
+          "AWS g5.48xlarge and g6.48xlarge: 100 Gb/s; else as ena-25g", 100),
+      rated(100, fitted("efa-100g", "AWS p4d and p4de: EFA, 100 Gb/s")),
+      rated(400, fitted("efa-4x100g",
+                        "AWS p5: EFA, 3,200 Gb/s a node, 4 NICs of 100 Gb/s "
+                        "for each GPU, striped; 84 % reached, as p4d")),
+      rated(400, fitted("efa-2x200g",
+                        "AWS p5e and p5en: EFA, 3,200 Gb/s a node, 2 NICs of "
+                        "200 Gb/s for each GPU, striped")),
+      rated(400,
+            row("efa-400g",
+                "AWS p6-b200: EFA, 3,200 Gb/s a node, one NIC of 400 Gb/s for "
+                "each GPU; share reached and latency as efa-2x200g",
+                found("efa-2x200g").bandwidth, found("efa-2x200g").latency_s)),
+      rated(800, row("efa-2x400g",
+                     "AWS p6-b300: EFA, 6,400 Gb/s a node, 2 NICs of 400 Gb/s "
+                     "for each GPU, striped; share reached and latency as "
+                     "efa-2x200g",
+                     2 * found("efa-2x200g").bandwidth,
+                     found("efa-2x200g").latency_s)),
+      rated(200, fitted("tcpxo-200g",
+                        "Google A3 Mega: GPUDirect-TCPXO, 8 NICs of 200 Gb/s a "
+                        "node")),
+      rated(200,
+            row("tcpx-200g",
+                "Google A3 High: GPUDirect-TCPX, 4 NICs of 200 Gb/s a node; "
+                "share reached as efa-100g, latency as tcpxo-200g (assumed)",
+                efa.bandwidth * 2, found("tcpxo-200g").latency_s)),
+      tcp("ethernet-10g",
           "10 Gb/s Ethernet; 84 % reached and 15 us (TCP) assumed; the "
           "published pair stands alone",
-          kTcp * 1.25 * kGiga, kTcpLatency),
+          10),
       row("socket",
           "assumed: between two processors, two UPI links of 10.4 GT/s (Intel "
           "Xeon Scalable, 2017 to 2023, has two to four), 20.8 GB/s a "
@@ -736,8 +757,20 @@ std::span<const DeviceType> DeviceTypes() {
 }
 
 std::span<const LinkType> LinkTypes() {
-  static const std::vector<LinkType> types = MakeLinkTypes();
+  static const std::vector<LinkType> types = [] {
+    std::vector<LinkType> made;
+    for (LinkRow& row : MakeLinkTypes()) made.push_back(std::move(row.type));
+    return made;
+  }();
   return types;
+}
+
+double NominalGigabits(std::string_view link) {
+  static const std::vector<LinkRow> rows = MakeLinkTypes();
+  const auto row = std::ranges::find_if(
+      rows, [&](const LinkRow& r) { return r.type.name == link; });
+  TESSERA_CHECK(row != rows.end() && row->gigabits > 0) << link;
+  return row->gigabits;
 }
 
 const DeviceType& DeviceTypeNamed(std::string_view name) {

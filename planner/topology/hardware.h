@@ -19,6 +19,10 @@ const Host& HostOf(std::string_view name);
 const DeviceType& DeviceTypeNamed(std::string_view name);
 const LinkType& LinkTypeNamed(std::string_view name);
 
+// Gb/s of one NIC of a network as its name says; what is reached is its
+// bandwidth. REQUIRES: the table has `link`, which joins nodes.
+double NominalGigabits(std::string_view link);
+
 // What tensors can use of a GPU's whole memory.
 Bytes UsableMemory(Bytes whole);
 

@@ -84,6 +84,16 @@ CLUSTER
 fails 2 "slow.txtpb: link_types\[0\].bandwidth_bytes_per_second" \
   simulate "${tiny[@]}" --cluster "$work/slow.txtpb"
 
+# Two types of one name: profiles tell them by it.
+"$tessera" discover --cluster dgx-h100:1+dgx-a100-80gb:1 \
+  -o "$work/two.txtpb" >/dev/null
+sed 's/"a100-sxm4-80gb"/"h100-sxm5-80gb"/' "$work/two.txtpb" >"$work/one.txtpb"
+fails 2 "one.txtpb: device_types\[1\].name: 'h100-sxm5-80gb' is the name of device_types\[0\] too" \
+  simulate "${tiny[@]}" --cluster "$work/one.txtpb"
+sed 's/"nvlink3"/"nvlink4"/' "$work/two.txtpb" >"$work/one.txtpb"
+fails 2 "one.txtpb: link_types\[[0-9]\].name: 'nvlink4' is the name of link_types\[0\] too" \
+  simulate "${tiny[@]}" --cluster "$work/one.txtpb"
+
 # Strategies and plans.
 fails 2 "--strategy" simulate "${tiny[@]}" "${cpu[@]}" --strategy tpp=4
 fails 2 "--strategy: tp=3 .* does not divide" \
@@ -114,6 +124,10 @@ sed -E '/"prediction"/,/}/ s/"step_time_s": *[0-9.e-]+/"step_time_s": -1/' \
   "$work/plan.json" >"$work/negative.json"
 fails 2 "negative.json: prediction.step_time_s: is -1: expected a finite number, 0 or more" \
   simulate "${tiny[@]}" "${cpu[@]}" --plan "$work/negative.json"
+sed -E 's/("microbatches": *)[0-9]+/\1{}/' "$work/plan.json" \
+  >"$work/object.json"
+fails 2 "object.json:[0-9]+:[0-9]+: microbatches: is an object: expected a whole number of 32 bits" \
+  simulate "${tiny[@]}" "${cpu[@]}" --plan "$work/object.json"
 head -c 200 "$work/plan.json" >"$work/cut-plan.json"
 fails 2 "cut-plan.json" simulate "${tiny[@]}" "${cpu[@]}" \
   --plan "$work/cut-plan.json"
@@ -248,6 +262,9 @@ fails 2 "cp-balance=zigzag has no effect: .* has no causal attention" \
   simulate --model zoo:resnet-50 --global-batch 8 --cluster local-cpu:2 \
   --strategy cp=2,cp-balance=zigzag
 
+fails 2 "balance=speed has no effect: samples and layers are too few" \
+  simulate --model zoo:gpt2-tiny --global-batch 64 --seq-len 32 \
+  --cluster dgx-h100:1+dgx-a100-80gb:1 --strategy mbs=1,balance=speed
 fails 2 "schedule: has no effect: needs pp" \
   simulate --model zoo:gpt2-tiny --global-batch 8 --seq-len 16 "${cpu[@]}" \
   --strategy schedule=gpipe
@@ -256,6 +273,10 @@ fails 2 "schedule: has no effect: needs pp" \
 on=(simulate "${cpu[@]}" --model "$config" --global-batch 8 --seq-len 16)
 fails 2 "did you mean 'device.memory'" "${on[@]}" --set device.memroy=1GB
 fails 2 "not a size such as" "${on[@]}" --set device.memory=80
+fails 2 "model.n_layer: 'n_layer' is given twice, by model.layers too" \
+  "${on[@]}" --set model.layers=4 --set model.n_layer=8
+fails 2 "start_seconds: is 1e\+308 s: expected less than" "${on[@]}" \
+  --set 'link_types[*].start=1e308s'
 fails 2 "'nodes' is given by --cluster NAME:NODESxGPUS" "${on[@]}" --set nodes=2
 fails 2 "'strategy.tp' is given by --strategy" "${on[@]}" --set strategy.tp=2
 fails 2 "'seq' is given by --seq-len" "${on[@]}" --set seq=8

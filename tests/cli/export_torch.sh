@@ -323,8 +323,9 @@ if "$python" -c 'import numpy, onnxruntime' 2>/dev/null; then
     nano-by-hand nano-einsum-heads llama-pairs vit-norms-indexed \
     multi-head-weights transformer series-gru spreads in-place repeats alibi \
     axial sinusoids known-choice masked-numbers near-zero far-from-zero \
-    two-tensors read-twice prompt queries shifted lstm-cell gru-cell attended \
-    experts-soft experts-scatter experts-where cbam queries-of-images \
+    two-tensors read-twice prompt queries shifted pooled lstm-cell gru-cell \
+    attended experts-soft experts-scatter experts-where cbam \
+    queries-of-images \
     >plain.json 2>"$work/stderr" ||
     fail "not as PyTorch: $(cat plain.json)"
 fi

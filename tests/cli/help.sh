@@ -10,6 +10,7 @@ for verb in search simulate run profile discover validate whatif explain diff \
   "$tessera" $verb --help >"$work/verb" 2>"$work/stderr"
   grep -q "usage: tessera $verb" "$work/verb" || fail "usage of $verb"
   grep -q "^  tessera $verb" "$work/verb" || fail "no example of $verb"
+  "$tessera" help $verb | cmp - "$work/verb" || fail "help $verb"
   [[ ! -s $work/stderr ]] || fail "standard error of $verb --help"
 done
 [[ $(awk 'length > 80' "$work/help" "$work/verb") == "" ]] ||
@@ -36,6 +37,15 @@ for kind in $(json '" ".join(row["name"] for row in j["rows"])' \
   "$tessera" list "$kind" >"$work/list" || fail "list $kind"
 done
 "$tessera" list topologies | grep -q "^dgx-a100-80gb " || fail "topologies"
+
+"$tessera" help | cmp - "$work/help" || fail "help"
+fails 2 "unknown verb 'simulat'; did you mean 'simulate'\?" help simulat
+fails 2 "help: unexpected word 'run'" help simulate run
+# Which collectives are taken unasked.
+"$tessera" list collectives --json >"$work/list"
+json '["by name only" in row["summary"] for row in j["rows"]
+  if row["name"] in ("ring", "hierarchical", "direct")] == [False, True, False]' \
+  "$work/list" >/dev/null
 
 # What cannot be written is a failure, of the help too.
 for arguments in --help "simulate --help" "list moves"; do

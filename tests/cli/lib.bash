@@ -38,10 +38,14 @@ fails() {
   [[ ! -s $work/stdout ]] || fail "printed on standard output: $*"
 }
 
-# json EXPRESSION FILE: evaluates a Python expression over the object `j`.
+# json EXPRESSION FILE: evaluates a Python expression over the object `j`, in
+# which no object has a key twice.
 json() {
   python3 -c 'import json, sys
-j = json.load(open(sys.argv[2]))
+def once(pairs):
+    assert len({key for key, _ in pairs}) == len(pairs), pairs
+    return dict(pairs)
+j = json.load(open(sys.argv[2]), object_pairs_hook=once)
 result = eval(sys.argv[1])
 print(result)
 sys.exit(0 if result is not False else 1)' "$1" "$2" ||

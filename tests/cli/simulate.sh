@@ -121,6 +121,48 @@ for verb in simulate explain "search --proposals 1 -o $work/moved.json" \
 done
 json 'j["cluster"] == "g4dn.12xlarge:1"' "$work/moved.json" >/dev/null
 
+# Another rate of a device leaves the dtype what it is on the cluster.
+for path in peak_fp32=400TFLOP/s peak_bf16=1TFLOP/s; do
+  "$tessera" simulate "${tiny[@]}" --cluster dgx-a100-80gb:1 --json \
+    --set "device_types[*].$path" >"$work/out.json" 2>/dev/null
+  check 'j["dtype"] == "bf16"'
+done
+
+# The fullest device is the same one everywhere: stage0, which uses a half of
+# its memory, where stage1 has fewer bytes left.
+pipeline=(--model zoo:gpt2-tiny --global-batch 64 --seq-len 32
+  --cluster dgx-a100-80gb:1+dgx-h100:1)
+on=(simulate "${pipeline[@]}" --strategy "pp=2,mbs=1" --json)
+"$tessera" "${on[@]}" --plan-out "$work/pp.json" >"$work/out.json" 2>/dev/null
+totals=$(json '" ".join(str(j["memory"]["per_device"][d]["total"])
+  for d in (0, 8))' "$work/out.json")
+read -r first last <<<"$totals"
+sizes=(--set "device_types[a100-sxm4-80gb].memory=$((first * 2))B"
+  --set "device_types[h100-sxm5-80gb].memory=$(((first + last * 3) / 2))B")
+[[ $last -lt $first ]] || fail "stages keep alike: $totals"
+"$tessera" "${on[@]}" "${sizes[@]}" >"$work/out.json" 2>/dev/null
+check "j['memory']['peak_bytes'] == $first"
+for fast in "" --fast; do
+  # shellcheck disable=SC2086 # perhaps a flag
+  "$tessera" whatif "${pipeline[@]}" --strategy pp=2,mbs=1 "${sizes[@]}" $fast \
+    --json >"$work/whatif.json"
+  json "j['cells'][0]['memory_bytes'] == $first" "$work/whatif.json" >/dev/null
+done
+"$tessera" diff "$work/pp.json" "$work/pp.json" "${pipeline[@]}" "${sizes[@]}" \
+  --json >"$work/diff.json" 2>/dev/null
+json "j['a']['memory']['total'] == $first" "$work/diff.json" >/dev/null
+
+# A choice of collectives that changes nothing says so.
+for choice in direct hierarchical; do
+  "$tessera" simulate --model zoo:gpt2-tiny --global-batch 64 --seq-len 32 \
+    --cluster dgx-h100:2 --collective $choice >"$work/out.txt" 2>"$work/stderr.$choice" ||
+    fail "--collective $choice"
+done
+grep -q "collective direct has no effect" "$work/stderr.direct" ||
+  fail "--collective direct"
+grep -q "has no effect" "$work/stderr.hierarchical" &&
+  fail "--collective hierarchical"
+
 # What does not fit is a result, with reasons, and exit code 3.
 big=(--model "$examples/models/llama-3-70b/config.json"
   --cluster dgx-a100-40gb:1 --global-batch 8 --seq-len 128)

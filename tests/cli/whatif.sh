@@ -81,6 +81,36 @@ for stack in megatron-2021 megatron-core-2024; do
     fail "no error band of $stack: $(cat "$work/out.txt")"
 done
 
+# Another rate of a device leaves the dtype what it is on the cluster.
+for path in 'device_types[*].peak_bf16=1,312TFLOP/s' \
+  'device_types[*].peak_fp32=19.5,400TFLOP/s'; do
+  whatif "${on[@]}" --fast --vary "$path" --json >"$work/out.json"
+  [[ $path != *bf16* ]] ||
+    check 'j["cells"][0]["step_time_s"] > j["cells"][1]["step_time_s"]'
+  [[ $path != *fp32* ]] ||
+    check 'j["cells"][0]["step_time_s"] == j["cells"][1]["step_time_s"]'
+done
+
+# A table has no place for notes.
+whatif --cluster dgx-a100-80gb:1 --strategy tp=2 --fast --csv \
+  --vary fabric.inter.bandwidth=1x,2x >"$work/out.csv"
+csv 'len(rows) == 2'
+grep -q "tessera: note: .*1 node has no such links" "$work/stderr" ||
+  fail "no note: $(cat "$work/stderr")"
+
+# A choice of collectives that no collective takes says so, in each cell.
+whatif "${on[@]}" --fast --vary collective=direct,hierarchical,ring/ll --json \
+  >"$work/out.json"
+check '[any("collective direct has no effect" in n for n in c["notes"])
+  for c in j["cells"]] == [True, False, False]'
+check '[len(c["notes"]) for c in j["cells"]] == [1, 0, 0]'
+
+# A restart is of failures, which a device without mtbf does not have.
+whatif "${on[@]}" --fast --restart 10min --vary device.mtbf=0s,100d --json \
+  >"$work/out.json"
+check '[len(c["notes"]) for c in j["cells"]] == [1, 0]'
+check '"--restart has no effect" in j["cells"][0]["notes"][0]'
+
 # Keys that have no effect at some cells are left out there, with a note; of one
 # cluster they are an error.
 idle=(--cluster dgx-a100-80gb:1 --strategy tp=8,zero=1)
@@ -91,6 +121,14 @@ check '"without zero=1, which has no effect" in j["cells"][0]["notes"][0]'
 whatif "${idle[@]}" --scaling-limit 0.1 --fast --json >"$work/out.json"
 check 'j["scaling"]["points"][0]["devices"] == 8 and j["scaling"]["devices"] > 8'
 fails 2 "zero=1 has no effect" whatif "${what[@]}" "${idle[@]}" --fast
+unlike=(--model zoo:gpt2-tiny --cluster dgx-h100:1+dgx-a100-80gb:1
+  --global-batch 64 --seq-len 32 --fast)
+fails 2 "balance=speed has no effect: .* a larger mbs" \
+  whatif "${unlike[@]}" --strategy mbs=1,balance=speed
+"$tessera" whatif "${unlike[@]}" --strategy balance=speed \
+  --vary strategy.mbs=1,4 --json >"$work/out.json"
+check '[len(c["notes"]) for c in j["cells"]] == [1, 0]'
+check '"without balance=speed, which has no effect" in j["cells"][0]["notes"][0]'
 
 # Unlike nodes, prices and endings of files.
 mixture=(--cluster a3-high:1+a3-mega:1 --strategy tp=1 --fast)
@@ -221,6 +259,7 @@ json "j['cells'][0]['step_time_s'] <= $fast" "$work/replan.json" >/dev/null
 # Questions, as JSON and as CSV.
 whatif "${on[@]}" --scaling-limit 0.5 --fast --json >"$work/out.json"
 check 'j["scaling"]["devices"] >= 16 and j["cells"] == []'
+check 'all(p["devices"] == 8 * p["nodes"] for p in j["scaling"]["points"])'
 whatif "${on[@]}" --scaling-limit 0.999 --fast --csv >"$work/out.csv"
 csv 'rows[0]["efficiency"] == "1" and rows[0]["devices"] == "16"'
 whatif "${on[@]}" --fit --fast --json >"$work/out.json"
@@ -269,7 +308,8 @@ bad "not a size such as" --set device.memory=80
 bad "not a bandwidth such as" --set fabric.inter.bandwidth=100GB
 bad "is not PATH=VALUE" --vary nodes
 bad "given twice" --vary nodes=1 --vary nodes=2
-bad "has no part 'node7'" --fail node7
+bad "has no part 'node7'; .*parts: node0 to node1; device0 to device15; vertices by name: node0.nvswitch, .*…" \
+  --fail node7
 bad "unknown collective algorithm 'bogus'" --set collective=bogus
 bad "bandwidth_bytes_per_second: must be at least 1e.06, is" \
   --set fabric.inter.bandwidth=1e-12x
@@ -280,8 +320,11 @@ bad "names a part of one cluster" --fail node1 --scaling-limit 0.8
 bad "'54.4' is not a whole number" --vary device.multiprocessors=54,54.4
 bad "not a factor such as" --slow device3=2
 bad "needs --tokens" --cheapest dgx-h100
-bad "dgx-h100: no price: --set device.price" --fast --tokens 1B \
-  --cheapest dgx-h100
+fails 2 "dgx-h100: no price: --set device.price" whatif "${what[@]}" \
+  --strategy tp=2,mbs=2 --fast --tokens 1B --cheapest dgx-h100
+bad "--cluster: has no effect: the clusters are those of --cheapest" --fast \
+  --tokens 1B --cheapest dgx-h100
+bad "--restart: has no effect on --fit alone" --fit --restart 1min
 bad "unknown collective algorithm 'bogus'" --collective bogus
 bad "has a value already" --collective ring --vary collective=ring
 bad "does not end in .html" -o report.pdf
@@ -289,12 +332,13 @@ bad "unknown strategy key 'tq'" --set strategy.tq=2
 bad "not a share such as" --scaling-limit 2
 bad "unknown stack 'megatron'" --stack megatron
 # A strategy that cannot be laid out is bad input whatever is asked of it.
-for question in "--fast" "--fit" "--fit --jitter 5%" "--scaling-limit 0.5" \
-  "--tokens 1B --cheapest dgx-a100-80gb:2"; do
+for question in "--fast" "--fit" "--fit --jitter 5%" "--scaling-limit 0.5"; do
   # shellcheck disable=SC2086 # flags and their values
   fails 2 "expected a divisor of the global batch 64" whatif "${what[@]}" \
     --cluster dgx-a100-80gb:2 --strategy mbs=64 $question
 done
+fails 2 "expected a divisor of the global batch 64" whatif "${what[@]}" \
+  --strategy mbs=64 --tokens 1B --cheapest dgx-a100-80gb:2
 many=$(seq -s, 1 256)
 bad "more than 10000 cells" --vary "batch=$many" --vary "seq=$many" \
   --vary "model.n_layer=$many" --vary "nodes=$many" --vary "gpus=$many" \
@@ -305,6 +349,12 @@ bad "given twice" --vary device.memory=1,2GB \
 bad "has a value already" --set device_types[*].memory=1GB \
   --vary device.memory=1,2GB
 bad "given twice" --set nodes=1 --set nodes=2
+bad "model.n_layer: 'n_layer' is given twice, by model.layers too" \
+  --set model.layers=2 --set model.n_layer=3
+bad "model.n_layer: 'n_layer' is given twice, by model.layers too" \
+  --set model.layers=2 --vary model.n_layer=3,4
+bad "start_seconds: is 1e\+308 s: expected less than" \
+  --set 'link_types[*].start=1e308s'
 bad "given twice" --slow device0=2x --slow device0=3x
 bad "has failed" --fail device1 --slow device1=2x
 bad "needs --jitter" --samples 5

@@ -3,9 +3,10 @@
 import dataclasses
 
 from .broadcasting import arithmetic, fit
-from .dimensions import Atom, Letters, flatten, wide
+from .dimensions import Atom, Letters, flatten
 from .graph import MOST_FACTORS
-from .layout import apart, compact, in_order, merged, one_atom, spread
+from .layout import (
+    apart, compact, in_order, one_atom, spread, without_ones)
 from .nodes import shape_of
 from .problems import Unmappable
 from .values import Act, Value, negated
@@ -190,12 +191,13 @@ def concatenated(walk, node, parts, dim):
     parts = of_each_sample(walk, node, parts, dim)
     parts = [one_atom(walk, node, compact(walk, node, spread(
         walk, node, p)), dim) for p in parts]
-    # A dimension that is taken apart into itself and 1 is whole.
+    # Places of 1, such as one that was selected, some have and others lack.
     for d in range(len(parts[0].dims)):
-        if len({len(p.dims[d]) for p in parts}) > 1 and all(
-                len(wide(p.dims[d])) == 1 for p in parts):
-            parts = [merged(walk, node, p, d) if len(p.dims[d]) > 1 else p
-                     for p in parts]
+        if d != dim and len({len(p.dims[d]) for p in parts}) > 1:
+            parts = [without_ones(walk, node, p.viewed([
+                *p.dims[:d],
+                [a for a in p.dims[d] if a.extent > 1 or a.letter == "b"],
+                *p.dims[d + 1:]])) for p in parts]
     joint = parts[0]
     for p in parts:
         if len(p.dims[dim]) != 1 or p.dims[dim][0].letter == "b":

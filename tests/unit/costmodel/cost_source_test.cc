@@ -184,6 +184,51 @@ TEST(Sources, CollectivesAreLinearInBytes) {
   EXPECT_EQ(PriceOf(query, &profile).seconds, 1);  // other ranks: the model
 }
 
+// What disturbed a row does not make larger payloads cheaper, nor any payload
+// free: time never falls, and grows beyond the rows.
+TEST(Sources, CollectivesTakeNoLessForMore) {
+  const DeviceType device = Device();
+  ProfileDb profile;
+  const auto key = [](int64_t bytes) {
+    return CollectiveKey(CommKind::kAllReduce, "device", 4, 1, {bytes});
+  };
+  CostQuery query;
+  query.device = &device;
+  query.collective = true;
+  query.collective_seconds = 1;
+  const auto price = [&](int64_t bytes) {
+    query.key = key(bytes);
+    return PriceOf(query, &profile).seconds;
+  };
+  for (const auto& [bytes, seconds] :
+       std::vector<std::pair<int64_t, double>>{{1'000'000, 10e-6},
+                                               {1'050'000, 14e-6},
+                                               {4'000'000, 40e-6},
+                                               {8'000'000, 20e-6},
+                                               {16'000'000, 50e-6},
+                                               {16'500'000, 45e-6}}) {
+    profile.rows[key(bytes)] = {seconds, 0, 5};
+  }
+  EXPECT_EQ(price(4'000'000), 20e-6);
+  EXPECT_EQ(PriceOf(query, &profile).source, CostSource::kMeasured);
+  EXPECT_EQ(price(6'000'000), 20e-6);
+  EXPECT_EQ(price(16'000'000), 45e-6);
+  double last = 0;
+  for (int64_t bytes = 900'000; bytes < 40'000'000; bytes += 25'000) {
+    const double seconds = price(bytes);
+    EXPECT_GE(seconds, last) << bytes;
+    last = seconds;
+  }
+  // The last row that is lower: 25 us less for 8.5 MB less; 45 us in proportion
+  // to 16.5 MB are less steep.
+  EXPECT_NEAR(price(33'000'000), 90e-6, 1e-12);
+  // Where no row rises, too.
+  profile.rows = {{key(1'000'000), {50e-6, 0, 5}},
+                  {key(2'000'000), {40e-6, 0, 5}}};
+  EXPECT_EQ(price(1'000'000), 40e-6);
+  EXPECT_NEAR(price(1'000'000'000), 20e-3, 1e-9);
+}
+
 TEST(Sources, EveryRowHasANameAndTheLastAlwaysAnswers) {
   const DeviceType device = Device();
   CostQuery query;

@@ -361,6 +361,36 @@ TEST(Replay, ChoosesTheStackByTheRow) {
   EXPECT_EQ(StackOf(run, Stacks(), assumptions).name, "torchtitan-2024");
 }
 
+TEST(Replay, WhatIsDeniedIsNot) {
+  std::vector<std::string> assumptions;
+  PublishedRun run = Selene22B();
+  for (const char* words : {"without flash attention", "flash off"}) {
+    run.flash_attn = words;
+    EXPECT_EQ(StackOf(run, Stacks(), assumptions).attention,
+              StackAttention::kUnfused)
+        << words;
+  }
+  run.source = "NeMo";
+  for (const auto& [words, overlapped] :
+       {std::pair{"TP comm overlap", true},
+        {"no TP overlap", false},
+        {"TP overlap off", false},
+        {"tp_comm_overlap=false", false},
+        {"no TP overlap of gathers; async TP", true},
+        {"vanilla TP", false}}) {
+    run.overlap_notes = words;
+    EXPECT_EQ(StackOf(run, Stacks(), assumptions).tensor_exposed < 1,
+              overlapped)
+        << words;
+  }
+  run.overlap_notes = "moe a2a overlap, deepep";
+  EXPECT_LT(StackOf(run, Stacks(), assumptions).experts_exposed, 1);
+  EXPECT_TRUE(StackOf(run, Stacks(), assumptions).experts_once_per_host);
+  run.overlap_notes = "no moe a2a overlap, without deepep";
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).experts_exposed, 1);
+  EXPECT_FALSE(StackOf(run, Stacks(), assumptions).experts_once_per_host);
+}
+
 // A project of Megatron's may have rows of another framework.
 TEST(Replay, DeepSpeedUnderTransformersIsEagerPyTorch) {
   std::vector<std::string> assumptions;

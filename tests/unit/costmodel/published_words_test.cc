@@ -3,8 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "costmodel/collective/collective.h"
 #include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/words.h"
+#include "planner/topology/hardware.h"
+#include "planner/topology/topologies.h"
 
 namespace tessera {
 namespace {
@@ -22,6 +30,38 @@ TEST(Words, StandApart) {
   EXPECT_FALSE(HasWord("gh200", "h200"));
   EXPECT_TRUE(HasWord("rtx4090", "4090"));
   EXPECT_FALSE(HasWord("", "a10"));
+}
+
+TEST(Words, AreDenied) {
+  const struct {
+    const char* text;
+    const char* asserted;
+  } cases[] = {
+      {"bf16, no fp8", "bf16,"},
+      {"selective (op)", "selective (op)"},
+      {"full recompute disabled", ""},
+      {"activation checkpointing: off", ""},
+      {"fp8 not used; bf16", "; bf16"},
+      {"zero-3 without offload", "zero-3"},
+      {"no (fused softmax), sdpa", "), sdpa"},
+      {"no_shard", "no_shard"},
+      {"note: nothing", "note: nothing"},
+      {"", ""},
+  };
+  for (const auto& c : cases) {
+    EXPECT_EQ(Asserted(c.text), c.asserted) << c.text;
+    EXPECT_EQ(DeniesAll(c.text), c.asserted[0] == 0 && c.text[0] != 0)
+        << c.text;
+  }
+  // Whatever the vocabulary, the two ways to deny a thing are a no.
+  for (const std::string thing : {"flash attention", "fp8", "sp"}) {
+    for (const std::string& text :
+         {"no " + thing, "without " + thing, "w/o " + thing, thing + " off",
+          thing + " disabled", thing + "=false", thing + " not used"}) {
+      EXPECT_TRUE(DeniesAll(text)) << text;
+      EXPECT_EQ(Asserted("bf16, " + text), "bf16,") << text;
+    }
+  }
 }
 
 TEST(Words, OfZero) {
@@ -66,6 +106,10 @@ TEST(Words, OfZero) {
       {"gemini", 3, 0, false, false},
       {"ilp (reduce-scatter/all-gather allowed = zero-2-like)", 2, 0, false,
        false},
+      {"no zero", 0, 0, false, false},
+      {"fsdp off", 0, 0, false, false},
+      {"ddp, no zero", 0, 0, false, false},
+      {"3 (deepspeed, no offload)", 3, 0, false, false},
   };
   for (const auto& c : cases) {
     const auto zero = ReadZero(c.text);
@@ -89,6 +133,10 @@ TEST(Words, OfRecompute) {
       {"no", kNone},
       {"off", kNone},
       {"no activation checkpointing", kNone},
+      {"activation checkpointing off", kNone},
+      {"full recompute disabled", kNone},
+      {"without recompute", kNone},
+      {"selective, no full recompute", kSelective},
       {"full", kFull},
       {"full (per layer)", kFull},
       {"full, uniform, 1 layer", kFull},
@@ -149,6 +197,11 @@ TEST(Words, OfPrecision) {
       {"mixed precision", std::nullopt},
       {"fp32", DType::kFloat32},
       {"fp32 (no --fp16 flag)", DType::kFloat32},
+      {"bf16, no fp8", DType::kBFloat16},
+      {"bf16 (fp8 disabled)", DType::kBFloat16},
+      {"fp32 master, bf16 compute", DType::kBFloat16},
+      {"bf16, 8-bit optimizer", DType::kBFloat16},
+      {"fp32 parameters", DType::kFloat32},
       {"32-true", DType::kFloat32},
       {"tf32", DType::kFloat32, kAsValues, true},
       {"fp32 (tf32 products)", DType::kFloat32, kAsValues, true},
@@ -172,12 +225,17 @@ TEST(Words, OfPrecision) {
   }
   EXPECT_FALSE(ReadPrecision(""));
   EXPECT_FALSE(ReadPrecision("unknown"));
+  // That says only what it is not.
+  EXPECT_FALSE(ReadPrecision("fp8 off"));
 }
 
 TEST(Words, OfAttention) {
   using enum StackAttention;
   EXPECT_EQ(ReadAttention("no"), kUnfused);
   EXPECT_EQ(ReadAttention("no (fused softmax)"), kUnfused);
+  EXPECT_EQ(ReadAttention("without flash attention"), kUnfused);
+  EXPECT_EQ(ReadAttention("flash attention disabled"), kUnfused);
+  EXPECT_EQ(ReadAttention("no flash, sdpa"), kFused);
   EXPECT_EQ(ReadAttention("eager"), kUnfused);
   EXPECT_EQ(ReadAttention("flash v1"), kFlash1);
   EXPECT_EQ(ReadAttention("xformers"), kFlash1);
@@ -193,7 +251,8 @@ TEST(Words, OfSequenceParallelism) {
   for (const char* yes : {"yes", "true", "1", "on", "sp"}) {
     EXPECT_EQ(ReadYes(yes), true) << yes;
   }
-  for (const char* no : {"no", "false", "0", "off", "none"}) {
+  for (const char* no : {"no", "false", "0", "off", "none", "sp off",
+                         "without sequence parallel"}) {
     EXPECT_EQ(ReadYes(no), false) << no;
   }
   EXPECT_EQ(ReadYes(""), std::nullopt);
@@ -219,6 +278,17 @@ TEST(Words, OfGpus) {
       {"A30", "a30-24gb"},
       {"A40", "a40-48gb"},
       {"RTX A6000", "rtx-a6000-48gb"},
+      // Counts of GPUs are no memory.
+      {"40x A100-80GB", "a100-sxm4-80gb"},
+      {"40 GPUs A100 80 GB", "a100-sxm4-80gb"},
+      {"40x A100-PCIe-80GB", "a100-pcie-80gb"},
+      {"40 A800", "a800-sxm4-80gb"},
+      {"96x H100-80GB-SXM", "h100-sxm5-80gb"},
+      {"32x V100-16GB", "v100-sxm2-16gb"},
+      {"32x V100-PCIE-16GB", "v100-pcie-16gb"},
+      {"144 GH200", "gh200-96gb"},
+      {"32x A100 40 GiB", "a100-sxm4-40gb"},
+      {"8x A100-40G", "a100-sxm4-40gb"},
       {"H100 80GB HBM3", "h100-sxm5-80gb"},
       {"H100 SXM5", "h100-sxm5-80gb"},
       {"HGX H100", "h100-sxm5-80gb"},
@@ -309,6 +379,13 @@ TEST(Words, OfNetworks) {
       {"100GbE", "ena-25g", 100, 1},
       {"10 Gigabit Ethernet", "ena-25g", 10, 1},
       {"25 Gbps VPC", "ib-hdr", 25, 8},
+      // No card is as fast: the host's rate.
+      {"8 HCAs, 3.2 Tb/s per node IB", "ib-hdr", 400, 8},
+      {"3.2 Tb/s (8x 400 Gb/s) NDR", "ib-ndr", 400, 8},
+      {"3.2 Tb/s", "ib-hdr", 400, 8},
+      {"0.8 Tb/s", "ib-hdr", 800, 8},
+      {"4 \u00d7 200 Gb/s", "ib-hdr", 200, 4},
+      {"4\u00d7200G IB", "ib-hdr", 200, 4},
   };
   for (const auto& c : cases) {
     const auto network = ReadNetwork(c.text, 8);
@@ -321,6 +398,58 @@ TEST(Words, OfNetworks) {
                            "InfiniBand (rate not stated)"}) {
     EXPECT_FALSE(ReadNetwork(none, 8)) << none;
   }
+}
+
+// The vendor's systems as they are by name, where a row names no network, and
+// Amazon's by its.
+TEST(Words, OfB300sAreTheirPresets) {
+  for (const auto& [gpu, gpus, preset] :
+       {std::tuple{"B300", 16, "dgx-b300:2"},
+        std::tuple{"GB300", 144, "gb300-nvl72:2"},
+        std::tuple{"B200", 16, "dgx-b200:2"}}) {
+    PublishedRun run;
+    run.gpu = gpu;
+    run.gpus = gpus;
+    run.gpus_per_node = 8;
+    std::vector<std::string> assumptions;
+    const Cluster replayed = *ClusterOf(run, assumptions);
+    const Cluster named = *MakeCluster(preset);
+    std::vector<std::vector<DeviceId>> all(1);
+    for (int d = 0; d < gpus; ++d) all[0].push_back(DeviceId(d));
+    const auto seconds = [&](const Cluster& cluster) {
+      const CollectiveModel model(cluster);
+      const Bytes bytes{int64_t{1} << 30};
+      return CollectiveModel::Best(model.Options(CommKind::kAllGather, all),
+                                   bytes)
+          .Seconds(bytes);
+    };
+    EXPECT_NEAR(seconds(replayed), seconds(named), 1e-3 * seconds(named))
+        << gpu;
+    run.inter_link = "8x 800 Gb/s XDR InfiniBand";
+    if (preset != std::string("dgx-b300:2")) continue;
+    EXPECT_NEAR(seconds(*ClusterOf(run, assumptions)), seconds(named),
+                1e-3 * seconds(named));
+  }
+  PublishedRun run;
+  run.gpu = "p6-b300.48xlarge";
+  run.gpus = 16;
+  run.gpus_per_node = 8;
+  std::vector<std::string> assumptions;
+  const Cluster amazons = *ClusterOf(run, assumptions);
+  EXPECT_TRUE(std::ranges::any_of(amazons.link_types, [](const LinkType& t) {
+    return t.name == "efa-2x400g";
+  }));
+}
+
+// All networks have a nominal rate, which is more than what is reached of it.
+TEST(Words, NetworksHaveNominalRates) {
+  for (const Topology& topology : Topologies()) {
+    if (topology.nic_link.empty()) continue;
+    const LinkType& link = LinkTypeNamed(topology.nic_link);
+    EXPECT_LE(link.bandwidth.value * 8e-9, NominalGigabits(link.name))
+        << link.name;
+  }
+  EXPECT_EQ(NominalGigabits("roce-100g"), 100);
 }
 
 }  // namespace

@@ -2,7 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "costmodel/price.h"
+#include "costmodel/whatif/degrade.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
 
@@ -31,7 +36,8 @@ class StackPriceTest : public ::testing::Test {
 
   double Price(const Task& task, std::span<const Value> values,
                const DeviceGroup& group, const Value* peer = nullptr) {
-    const Pricer pricer(graph_, cluster_, nullptr);
+    const Pricer pricer(graph_, cluster_, profile_ ? &*profile_ : nullptr, {},
+                        whole_ ? &*whole_ : nullptr);
     TaskView view;
     view.task = &task;
     view.values = values;
@@ -77,8 +83,20 @@ class StackPriceTest : public ::testing::Test {
     return Price(task, values, there_);
   }
 
+  // Of one kind, which takes a nanosecond a byte.
+  void Measure(CommKind kind, int ranks, int nodes) {
+    if (!profile_) profile_.emplace();
+    for (const int64_t bytes : {1'000'000, 1'000'000'000}) {
+      profile_->rows[CollectiveKey(kind, cluster_.device_types[0].name, ranks,
+                                   nodes, {bytes})] = {
+          1e-9 * static_cast<double>(bytes), 0, 5};
+    }
+  }
+
+  std::optional<ProfileDb> profile_;
   Graph graph_;
   Cluster cluster_;
+  std::optional<Cluster> whole_;
   DeviceGroup here_;
   DeviceGroup there_;
 };
@@ -120,6 +138,72 @@ TEST_F(StackPriceTest, TheHostMakesListsOfShards) {
               2e-12);
   EXPECT_EQ(Collective(kGather, kParameter, 2, 99'996), small);
   EXPECT_EQ(Collective(kGather, kActivation, 2, kElements), others);
+}
+
+// What the stack makes of collectives it makes of measured ones, too. 16 MiB
+// at a nanosecond a byte, or at most at 0.5 GB/s.
+TEST_F(StackPriceTest, MeasuredCollectivesAreTheStacks) {
+  constexpr int64_t kElements = int64_t{1} << 22;
+  constexpr double kMeasured = 4e-9 * kElements;
+  constexpr auto kGather = CommKind::kAllGather;
+  constexpr auto kActivation = MemoryCategory::kActivation;
+  constexpr auto kParameter = MemoryCategory::kParameter;
+  Measure(kGather, 4, 1);
+  EXPECT_NEAR(Collective(kGather, kActivation, 1, kElements), kMeasured, 2e-12);
+  cluster_.stack.tensor_exposed = 0.25;
+  EXPECT_NEAR(Collective(kGather, kActivation, 1, kElements), kMeasured / 4,
+              2e-12);
+  EXPECT_NEAR(Collective(kGather, kParameter, 1, kElements), kMeasured, 2e-12);
+  cluster_.stack.sharded_bandwidth = {0.5e9};
+  cluster_.stack.host_per_shard = Duration::FromSeconds(1e-5);
+  EXPECT_NEAR(Collective(kGather, kParameter, 1, kElements),
+              2 * kMeasured + 4e-5, 2e-12);
+}
+
+// A quarter is sent, and the whole gathered.
+TEST_F(StackPriceTest, MeasuredSendsCrossInParts) {
+  constexpr int64_t kElements = int64_t{1} << 22;
+  constexpr double kMeasured = 4e-9 * kElements;
+  Measure(CommKind::kSendRecv, 2, 2);
+  Measure(CommKind::kAllGather, 4, 1);
+  EXPECT_NEAR(Send(kElements, Pass::kForward), kMeasured, 2e-12);
+  cluster_.stack.split_sends = SplitSends::kForward;
+  EXPECT_NEAR(Send(kElements, Pass::kForward), 1.25 * kMeasured, 2e-12);
+}
+
+// As many times as long as by the model, whatever it was that failed: seven of
+// the eight NICs of the host, or a host beside.
+TEST_F(StackPriceTest, MeasuredSendsWaitForWhatFailed) {
+  constexpr int64_t kElements = int64_t{1} << 22;
+  const Cluster sound = *MakeCluster("dgx-a100-80gb:3");
+  cluster_ = sound;
+  const double usual = Send(kElements, Pass::kForward);
+  std::vector<std::string> failed = {"node2"};
+  for (int nic = 1; nic < 8; ++nic) {
+    failed.push_back("node0.nic" + std::to_string(nic));
+  }
+  std::vector<std::string> notes;
+  Cluster whole;
+  ASSERT_TRUE(Fail(failed, cluster_, notes, &whole));
+  const auto name_of = [](const Cluster& cluster, size_t device) {
+    return cluster.vertices[cluster.devices[device].vertex.index()].name;
+  };
+  ASSERT_EQ(whole.devices.size(), cluster_.devices.size());
+  for (size_t d = 0; d < whole.devices.size(); ++d) {
+    EXPECT_EQ(name_of(whole, d), name_of(cluster_, d));
+  }
+  EXPECT_GT(whole.vertices.size(), cluster_.vertices.size());
+  const double slower = Send(kElements, Pass::kForward) / usual;
+  ASSERT_GT(slower, 1.5);
+  Measure(CommKind::kSendRecv, 2, 2);
+  const double measured = Send(kElements, Pass::kForward);
+  whole_ = whole;
+  EXPECT_NEAR(Send(kElements, Pass::kForward) / measured, slower, 1e-6);
+  cluster_ = sound;
+  whole_.reset();
+  ASSERT_TRUE(Fail({"node2"}, cluster_, notes, &whole));
+  whole_ = whole;
+  EXPECT_EQ(Send(kElements, Pass::kForward), measured);
 }
 
 }  // namespace

@@ -42,6 +42,20 @@ TEST(ClusterFields, ByIndexByNameAndAll) {
   }
 }
 
+// A slow device's type has the name of its kind.
+TEST(ClusterFields, ANameIsOfAllTypesThatHaveIt) {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:1");
+  cluster.device_types.push_back(cluster.device_types[0]);
+  cluster.device_types[1].slowness = 2;
+  const FieldValue field = {"device_types[a100-sxm4-80gb].memory",
+                            *ParseAmount("10GB")};
+  const auto changed = WithFields(cluster, {&field, 1});
+  ASSERT_TRUE(changed);
+  for (const DeviceType& type : changed->device_types) {
+    EXPECT_EQ(type.memory.value, 10'000'000'000);
+  }
+}
+
 TEST(ClusterFields, AFactorMultiplies) {
   const Cluster before = *MakeCluster("dgx-a100-80gb:2");
   const auto changed = With("device_types[0].memory_bandwidth", "1.5x");

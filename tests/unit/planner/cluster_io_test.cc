@@ -121,6 +121,51 @@ TEST(ClusterIo, SlowPartsComeBack) {
             1);
 }
 
+// Types of one name are those of one profile: they differ in nothing that it
+// has, but may be slower than it was measured, and cost otherwise.
+TEST(ClusterIo, TypesOfOneNameAreAlike) {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:1");
+  DeviceType& slow = cluster.device_types.emplace_back(cluster.device_types[0]);
+  slow.source = "slow";
+  slow.slowness = 1.5;
+  slow.upkeep.price = 3;
+  const std::string path = TempPath("alike.txtpb");
+  ASSERT_TRUE(WriteCluster(path, cluster));
+  EXPECT_EQ(*ReadCluster(path), cluster);
+  cluster.device_types[1].memory = {1'000'000'000};
+  ASSERT_TRUE(WriteCluster(path, cluster));
+  EXPECT_EQ(ReadCluster(path).error().ToString(),
+            path +
+                ": device_types[1].name: 'a100-sxm4-80gb' is the name of "
+                "device_types[0] too, which has other figures: expected "
+                "another name");
+  cluster.device_types[1].name = "small";
+  const size_t links = cluster.link_types.size();
+  cluster.link_types.push_back(cluster.link_types[0]);
+  ASSERT_TRUE(WriteCluster(path, cluster));
+  ASSERT_TRUE(ReadCluster(path));
+  cluster.link_types[links].latency = Duration::FromSeconds(1e-3);
+  ASSERT_TRUE(WriteCluster(path, cluster));
+  EXPECT_THAT(ReadCluster(path).error().where,
+              HasSubstr("link_types[" + std::to_string(links) + "].name"));
+}
+
+// Files that presets of unlike nodes are written to.
+TEST(ClusterIo, MixturesComeBack) {
+  for (const Topology& a : Topologies()) {
+    for (const Topology& b : Topologies()) {
+      const auto cluster =
+          MakeCluster(std::string(a.name) + ":1+" + std::string(b.name) + ":1");
+      if (!cluster) continue;
+      const std::string path = TempPath("mixture.pb");
+      ASSERT_TRUE(WriteCluster(path, *cluster));
+      const auto back = ReadCluster(path);
+      ASSERT_TRUE(back) << back.error().ToString();
+      EXPECT_EQ(*back, *cluster);
+    }
+  }
+}
+
 // Whether the file has a field of this path, with its units.
 bool IsFieldPath(std::string_view path) {
   const google::protobuf::Descriptor* type = proto::Cluster::descriptor();

@@ -413,6 +413,26 @@ TEST(Llama, RotaryGroupsAndNoBiases) {
   EXPECT_EQ(attention.attribute("window"), 0);
 }
 
+// Which transformers' Llama does not read; Phi-3 does.
+TEST(Llama, APartOfTheFeaturesIsWarnedOf) {
+  for (const std::string model : {"llama-3-8b", "phi-3-mini"}) {
+    std::vector<std::string> warnings;
+    ImportOptions options = Options();
+    options.warnings = &warnings;
+    options.overrides["partial_rotary_factor"] =
+        ParseJson("{\"x\": 0.5}")->Field("x");
+    Import(Example(model), options);
+    if (model == "phi-3-mini") {
+      EXPECT_THAT(warnings, ElementsAre());
+    } else {
+      EXPECT_THAT(warnings, ElementsAre(HasSubstr(
+                                "partial_rotary_factor=0.5: is applied; "
+                                "transformers' model of this family "
+                                "turns all features")));
+    }
+  }
+}
+
 TEST(Mistral, HasAWindow) {
   const Graph graph = Import(Example("mistral-7b"), Options());
   EXPECT_EQ(NodeNamed(graph, "model.layers.31.self_attn").attribute("window"),
@@ -433,6 +453,17 @@ TEST(Mixtral, ExpertsSlotsAndAuxiliaryLoss) {
   EXPECT_EQ(TensorNamed(graph, moe + "routes")->dtype, DType::kBFloat16);
   EXPECT_EQ(TensorNamed(graph, moe + "routes:1")->dtype, DType::kInt32);
   EXPECT_EQ(graph.tensor(graph.loss).name, "loss.total");
+}
+
+// As transformers trains where nothing reads the router's logits.
+TEST(Mixtral, NoAuxiliaryLossWhereTheConfigSaysSo) {
+  ImportOptions options = Options(4, 64);
+  for (const bool reads : {true, false}) {
+    options.overrides["output_router_logits"] =
+        ParseJson(reads ? "{\"x\": true}" : "{\"x\": false}")->Field("x");
+    const Graph graph = Import(Example("mixtral-tiny"), options);
+    EXPECT_EQ(graph.tensor(graph.loss).name, reads ? "loss.total" : "loss");
+  }
 }
 
 // By default ceil(1.25 * 2 * 128 / 8); 0 gives an expert room for every token.

@@ -468,6 +468,44 @@ TEST(Onnx, MasksOfWindows) {
               HasSubstr("its mask is neither causal"));
 }
 
+// What either of two masks hides is hidden, however they are applied.
+TEST(Onnx, MasksBehindOneAnother) {
+  for (const auto& [first, second] :
+       {std::pair{3, 6}, std::pair{6, 3}, std::pair{2, 4}, std::pair{4, 2}}) {
+    for (const bool added : {true, false}) {
+      Parts parts = SmallAttention(true, first);
+      std::vector<float> numbers;
+      std::vector<int64_t> seen;
+      for (int64_t i = 0; i < 36; ++i) {
+        const int64_t apart = i / 6 - i % 6;
+        seen.push_back(apart >= 0 && apart < second ? 1 : 0);
+        numbers.push_back(seen.back() == 1 ? 0.0F : -1e9F);
+      }
+      parts.weights.push_back(IntsOf("more_flat", seen));
+      parts.weights.push_back(FloatsOf("more", {6, 6}, numbers));
+      const auto softmax =
+          std::ranges::find_if(parts.nodes, [](const Message& node) {
+            return node.bytes().find("Softmax") != std::string::npos;
+          });
+      *softmax = NodeOf("Softmax", "softmax", {"s2"}, "p");
+      if (added) {
+        parts.nodes.insert(softmax,
+                           NodeOf("Add", "again", {"s1", "more"}, "s2"));
+      } else {
+        parts.nodes.insert(
+            softmax,
+            {NodeOf("Reshape", "more", {"more_flat", "mask_shape"}, "more_m"),
+             NodeOf("Where", "again", {"more_m", "s1", "hidden"}, "s2")});
+      }
+      const Graph graph = Imported(parts, Options(4, 6));
+      const auto node = std::ranges::find_if(
+          graph.nodes, [](const Node& n) { return n.op->name == "attention"; });
+      ASSERT_NE(node, graph.nodes.end());
+      EXPECT_EQ(node->attribute("window"), std::min(first, second));
+    }
+  }
+}
+
 const Node* FindOp(const Graph& graph, const std::string& op) {
   const auto node = std::ranges::find_if(
       graph.nodes, [&](const Node& n) { return n.op->name == op; });
@@ -1154,6 +1192,52 @@ TEST(Onnx, TheFileSaysWhatIsAParameter) {
                                 HasSubstr("'m'"))));
 }
 
+// The ones and zeros of a norm without parameters.
+TEST(Onnx, NormsWithoutParameters) {
+  const auto norm = [](const std::string& op, float scale) {
+    const std::vector<float> zeros(6, 0);
+    Parts parts = {
+        .inputs = {InputOf("x", 1, {"n", "6", "6"})},
+        .weights = {FloatsOf("val_1", {6}, std::vector<float>(6, scale)),
+                    FloatsOf("val_2", {6}, zeros), WeightOf("w", {36, 3})},
+        .nodes = {NodeOf(op, "norm", {"x", "val_1", "val_2"}, "y"),
+                  NodeOf("Flatten", "flat", {"y"}, "f"),
+                  NodeOf("MatMul", "head", {"f", "w"}, "logits")}};
+    for (const std::string name : {"val_1", "val_2"}) {
+      parts.values.push_back(Message().Text(1, name).Add(
+          4, NoteOf("pkg.onnxscript.optimizer.folded_from", "['val_0']")));
+    }
+    parts.notes = {NoteOf("pkg.torch.export.ExportedProgram.graph_signature",
+                          "p_w: PARAMETER target='w'\n")};
+    return parts;
+  };
+  for (const char* op : {"LayerNormalization", "InstanceNormalization"}) {
+    const Graph graph = Imported(norm(op, 1), Options(4));
+    EXPECT_EQ(ParameterCount(graph), 36 * 3) << op;
+    EXPECT_EQ(OpsOf(graph).contains("layer_norm"), op[0] == 'L');
+    EXPECT_THAT(WarningsOf(norm(op, 1), Options(4)), ElementsAre());
+    // Other numbers may be weights. Their names are no patterns of others.
+    EXPECT_EQ(ParameterCount(Imported(norm(op, 2), Options(4))), 36 * 3 + 6);
+  }
+  EXPECT_THAT(
+      WarningsOf(norm("LayerNormalization", 2), Options(4)),
+      ElementsAre(AllOf(HasSubstr("says are no parameters"),
+                        HasSubstr("model.frozen"), EndsWith(": 'val_1'"))));
+}
+
+// A graph's edges, say, which a product reads as it reads what is computed.
+TEST(Onnx, MatricesThatMayBeBuffersAreWarnedOf) {
+  const Parts parts = {
+      .inputs = {InputOf("x", 1, {"n", "6", "2"})},
+      .weights = {WeightOf("edges", {6, 6}), WeightOf("w", {12, 3})},
+      .nodes = {NodeOf("MatMul", "along", {"edges", "x"}, "y"),
+                NodeOf("Flatten", "flat", {"y"}, "f"),
+                NodeOf("MatMul", "head", {"f", "w"}, "logits")}};
+  EXPECT_THAT(
+      WarningsOf(parts, Options(4)),
+      ElementsAre(AllOf(HasSubstr("no layer reads"), HasSubstr("'edges'"))));
+}
+
 // Rows of a table of sines and cosines are told from learned ones, also where
 // it has more places than are read, more than 2^20 numbers in all.
 TEST(Onnx, SinusoidsAreNotTrained) {
@@ -1237,6 +1321,36 @@ TEST(Onnx, TensorsOfEachSample) {
                               "makes has a dimension of 4 places beside "
                               "samples"),
                     HasSubstr("model.frozen")));
+}
+
+// Of no tensor of the file, which could be frozen.
+TEST(Onnx, NumbersThatDifferBetweenSamples) {
+  const Parts parts = {
+      .inputs = {InputOf("x", 1, {"n", "6"})},
+      .weights = {IntsOf("from", {0}), IntsOf("shape", {4, 1}),
+                  WeightOf("w", {6, 3}), Scalar("zero", 0), Scalar("one", 1),
+                  Scalar("samples", 4)},
+      .nodes = {NodeOf("Range", "range", {"zero", "samples", "one"}, "r"),
+                NodeOf("Reshape", "column", {"r", "shape"}, "c"),
+                NodeOf("Cast", "numbers", {"c"}, "f", {IntAttribute("to", 1)}),
+                NodeOf("Mul", "scaled", {"x", "f"}, "y"),
+                NodeOf("MatMul", "head", {"y", "w"}, "logits")}};
+  EXPECT_THAT(ErrorOf(parts),
+              AllOf(HasSubstr("node 'scaled' (Mul): a tensor that no input "
+                              "makes has a dimension of 4 places"),
+                    Not(HasSubstr("model.frozen"))));
+}
+
+TEST(Onnx, SamplesDoNotReadOthers) {
+  const Parts parts = {
+      .inputs = {InputOf("x", 1, {"n", "6"})},
+      .weights = {},
+      .nodes = {NodeOf("Transpose", "turned", {"x"}, "t"),
+                NodeOf("MatMul", "pairs", {"x", "t"}, "logits")}};
+  EXPECT_THAT(ErrorOf(parts),
+              HasSubstr("node 'pairs' (MatMul): puts samples beside other "
+                        "samples, which batches that are cut into "
+                        "microbatches do not have together"));
 }
 
 TEST(Onnx, WeightsOfOneNumber) {

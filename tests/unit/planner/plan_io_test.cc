@@ -313,6 +313,20 @@ TEST_F(PlanIoTest, ValuesThatDoNotFitHaveALineAndColumn) {
   EXPECT_THAT(error_after("x.json", "\"size\": 2", "\"size\": 99999999999"),
               HasSubstr(": groups[0].axes[0].size: is 99999999999: expected a "
                         "whole number of 32 bits"));
+  EXPECT_EQ(error_after("x.json", "\"schedule\": \"1f1b\"", "\"schedule\": {}"),
+            ":5:14: schedule: is an object: expected a text in quotes");
+  EXPECT_THAT(error_after("x.json", "\"size\": 2", "\"size\": {\"a\": 1}"),
+              HasSubstr(": groups[0].axes[0].size: is an object: expected a "
+                        "whole number of 32 bits"));
+  EXPECT_THAT(error_after("x.json", "\"table\",", "{},"),
+              HasSubstr("weights[0]: is an object: expected a text in quotes"));
+  EXPECT_THAT(error_after("x.json", "\"table\",", "[\"table\"],"),
+              HasSubstr("weights[0]: is a list in a list: expected none"));
+  EXPECT_THAT(error_after("x.json", "\"table\",",
+                          "\"table\"], \"parameter_tier\": {}}, "
+                          "{\"weights\": ["),
+              HasSubstr("parameter_tier: is an object: expected one of DEVICE, "
+                        "HOST, FILE"));
   EXPECT_THAT(
       error_after("x.json", "\"table\",",
                   "\"table\"], \"parameter_tier\": \"DISK\"}, "

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <limits>
@@ -11,6 +12,7 @@
 #include <sstream>
 
 #include "planner/base/append.h"
+#include "planner/base/rng.h"
 #include "planner/io/importer.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/describe.h"
@@ -25,6 +27,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::MlpGraph;
@@ -758,6 +761,84 @@ TEST(PlanFromStrategy, StagesTakeLayersByTheirSpeed) {
     }
     EXPECT_DOUBLE_EQ(slowest(StageStarts(index, of), of), best);
   }
+}
+
+// All of the work in one block, on the slowest: the whole divided by a speed
+// and multiplied by it may be less than the whole.
+TEST(PlanFromStrategy, OneBlockMayHaveAllWork) {
+  GraphIndex index(MlpGraph(7, 8, 4, 8, 16, 32));
+  std::ranges::fill(index.block_flops, 0);
+  index.block_flops.back() = 1e15 / 3;
+  for (int i = 1; i < 1000; ++i) {
+    const std::vector<double> speeds = {1e12, 1e9 * i};
+    EXPECT_EQ(StageStarts(index, speeds).size(), 2u);
+  }
+}
+
+// What a strategy's plan is called: a strategy that gives the same plan.
+TEST(UniformStrategy, IsFoundOfEveryUniformPlan) {
+  Rng rng(1);
+  const auto pick = [&](std::initializer_list<const char*> of) {
+    return std::string(of.begin()[rng.Below(static_cast<uint32_t>(of.size()))]);
+  };
+  for (const char* model : {"gpt2-tiny", "mixtral-tiny", "bert-tiny",
+                            "deepseek-tiny", "t5-tiny", "vit-tiny"}) {
+    ImportOptions options;
+    options.global_batch = 48;
+    if (model != std::string("vit-tiny")) options.seq_len = 32;
+    const Graph graph =
+        Differentiate(
+            ImportModel(ExamplePath(std::string("models/") + model), options)
+                .value())
+            .value();
+    const GraphIndex index(graph);
+    int plans = 0;
+    for (int i = 0; i < 150; ++i) {
+      const Cluster cluster =
+          MakeCluster(pick({"dgx-a100-80gb:1", "local-cpu:6", "local-cpu:12"}))
+              .value();
+      const std::string text =
+          "tp=" + pick({"1", "1", "2", "3"}) + ",pp=" + pick({"1", "2", "4"}) +
+          ",cp=" + pick({"1", "1", "2"}) + ",ep=" + pick({"1", "1", "2"}) +
+          ",mbs=" + pick({"1", "2"}) +
+          pick({"", ",sp=1", ",cp-kind=ring", ",cp-kind=ulysses"}) +
+          pick({"", ",zero=1", ",zero=3", ",dp-kind=rooted"}) +
+          pick({"", ",recompute=selective", ",recompute=full",
+                ",recompute=selective:1", ",recompute=full:2"}) +
+          pick({"", ",tiles=2", ",order=tp-cp-ep-pp-dp"});
+      const auto strategy = ParseStrategy(text);
+      if (!strategy) continue;
+      const auto plan = PlanFromStrategy(index, cluster, *strategy);
+      if (!plan) continue;
+      ++plans;
+      const auto found = UniformStrategy(index, cluster, *plan);
+      ASSERT_TRUE(found.has_value()) << model << " " << text;
+      auto again = PlanFromStrategy(index, cluster, *found);
+      ASSERT_TRUE(again.has_value()) << model << " " << text;
+      EXPECT_TRUE(ChangesBetween(index, cluster, *plan, *again).empty())
+          << model << " " << text;
+    }
+    EXPECT_GE(plans, 10) << model;
+  }
+}
+
+TEST(Describe, NamesDevicesAndNodes) {
+  const Graph graph = Model("gpt2-tiny", 64, 64);
+  const auto text = [&](const char* on, const char* strategy) {
+    const Cluster cluster = MakeCluster(on).value();
+    return Describe(
+        graph, cluster,
+        PlanFromStrategy(graph, cluster, *ParseStrategy(strategy)).value());
+  };
+  EXPECT_THAT(text("local-cpu:4", "pp=2,dp=2,order=pp-tp-cp-ep-dp"),
+              HasSubstr("on devices 0, 2:\n"));
+  EXPECT_THAT(text("local-cpu:8", "pp=2,dp=4,order=pp-tp-cp-ep-dp"),
+              HasSubstr("devices 0, 2, 4, … (4)"));
+  EXPECT_THAT(text("dgx-h100:4x2", "pp=2,tp=2,dp=2,order=tp-pp-cp-ep-dp"),
+              AllOf(HasSubstr("devices 0, 1, 4, … (4) of nodes 0, 2"),
+                    HasSubstr("devices 2, 3, 6, … (4) of nodes 1, 3")));
+  EXPECT_THAT(text("dgx-h100:4x2", "pp=2,tp=2,dp=2"),
+              HasSubstr("devices 0-3 of nodes 0-1"));
 }
 
 TEST(PlanFromStrategy, SharesOfSamplesFollowSpeeds) {

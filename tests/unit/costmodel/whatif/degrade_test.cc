@@ -73,6 +73,14 @@ TEST(Degrade, WrongPartsNameTheNearOnes) {
   ASSERT_FALSE(error);
   EXPECT_THAT(error.error().message, HasSubstr("did you mean 'node1.nic0'?"));
   EXPECT_FALSE(Fail({"device16"}, cluster, notes));
+  // Whatever vertices are called, nodes and devices are counted.
+  for (Vertex& vertex : cluster.vertices) {
+    vertex.name = "v" + std::to_string(&vertex - cluster.vertices.data());
+  }
+  EXPECT_EQ(
+      Fail({"node2"}, cluster, notes).error().message,
+      "the cluster has no part 'node2'; parts: node0 to node1; device0 to "
+      "device15; vertices by name: v0, v1, v2, v3, v4, v5, …");
   EXPECT_FALSE(Fail({"node2"}, cluster, notes));
   // A switch without which devices are cut off.
   Cluster cpus = *MakeCluster("local-cpu:2");

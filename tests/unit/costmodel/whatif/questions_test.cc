@@ -269,9 +269,9 @@ TEST(Fit, IsOfTheGivenPlan) {
   EXPECT_EQ(fit.strategy, "pp=2,mbs=4,bucket=1MB");
 }
 
-// Of two kinds of devices the one with less memory has least left, although it
-// keeps no more: both answers name it.
-TEST(Fit, TheFullestDeviceIsTheOneWithLeastLeft) {
+// Of two kinds of devices the one with less memory is the fuller one, although
+// it keeps no more: both answers name it.
+TEST(Fit, TheFullestDeviceIsTheOneOfPredictions) {
   Planned p = PlannedFor(Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "mbs=8"));
   Cluster& cluster = p.made.cluster;
   DeviceType small = cluster.device_types[0];
@@ -287,6 +287,33 @@ TEST(Fit, TheFullestDeviceIsTheOneWithLeastLeft) {
   EXPECT_EQ(prediction.capacity, small.memory);
   EXPECT_EQ(fit.capacity, small.memory);
   EXPECT_EQ(fit.memory, prediction.memory);
+}
+
+// By its share, not by its bytes: of 12 and 2 GB kept on devices with 80 and
+// 20 GB it is the first, 15 % full, though it has more left than the other one
+// has at all.
+TEST(FullestOf, IsTheOneThatUsesTheLargestShare) {
+  Planned p = PlannedFor(Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "pp=2"));
+  Cluster& cluster = p.made.cluster;
+  DeviceType small = cluster.device_types[0];
+  cluster.device_types[0].memory = {80'000'000'000};
+  small.memory = {20'000'000'000};
+  cluster.device_types.push_back(small);
+  for (size_t d = 4; d < 8; ++d) cluster.devices[d].type = 1;
+  MemoryUse much;
+  much.total = {12'000'000'000};
+  MemoryUse little;
+  little.total = {2'000'000'000};
+  Evaluation evaluation;
+  evaluation.memory = {much, little};
+  EXPECT_EQ(FullestOf(cluster, p.plan, evaluation).use, much);
+  EXPECT_EQ(FullestOf(cluster, p.plan, evaluation).capacity.value,
+            80'000'000'000);
+  // Device by device, where that is known: 3 of 20 GB are as much.
+  little.total = {3'100'000'000};
+  evaluation.devices = {{"a", {DeviceId(0)}, much, {}, {}},
+                        {"b", {DeviceId(5)}, little, {}, {}}};
+  EXPECT_EQ(FullestOf(cluster, p.plan, evaluation).use, little);
 }
 
 TEST(Fit, StopsEarly) {

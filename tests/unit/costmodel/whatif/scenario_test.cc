@@ -7,6 +7,8 @@
 
 #include "costmodel/whatif/fabric.h"
 #include "costmodel/whatif/grid.h"
+#include "costmodel/whatif/jitter.h"
+#include "costmodel/whatif/questions.h"
 #include "costmodel/whatif/sensitivity.h"
 #include "planner/io/importer.h"
 #include "planner/topology/stacks.h"
@@ -312,6 +314,31 @@ TEST(Scenario, WrongSettingsAreErrors) {
               HasSubstr("given twice"));
 }
 
+// Rates that are set say how fast, not in which type: that is the first in
+// which the cluster's devices, as it is named, are faster than in fp32.
+TEST(Scenario, TheDTypeIsThatOfTheClusterAsNamed) {
+  const auto dtype = [](std::vector<Setting> settings) {
+    return Made(std::move(settings)).graph->dtype;
+  };
+  const std::string types = "device_types[*].";
+  EXPECT_EQ(dtype({{types + "peak_bf16", "10TFLOP/s"}}), DType::kBFloat16);
+  EXPECT_EQ(dtype({{types + "peak_fp32", "400TFLOP/s"}}), DType::kBFloat16);
+  EXPECT_EQ(dtype({{"cluster", "dgx1-v100-32gb:1"},
+                   {types + "peak_bf16", "400TFLOP/s"}}),
+            DType::kFloat16);
+  EXPECT_THAT(ErrorOf({{types + "peak_bf16", "0TFLOP/s"}}),
+              HasSubstr("does not compute in bf16"));
+}
+
+// By their own names and by any family's.
+TEST(Scenario, AKeyOfTheModelIsGivenOnce) {
+  for (const char* other : {"model.n_layer", "model.layers"}) {
+    EXPECT_THAT(ErrorOf({{"model.layers", "4"}, {other, "8"}}),
+                HasSubstr(std::string(other) +
+                          ": 'n_layer' is given twice, by model.layers too"));
+  }
+}
+
 TEST(Scenario, DpFollowsTheDevices) {
   for (const int nodes : {1, 2, 4}) {
     Case made = Made({{"nodes", std::to_string(nodes)}});
@@ -335,6 +362,55 @@ TEST(Scenario, WhatIsLeftOfAFailureStandsBy) {
   ASSERT_TRUE(PlanOf(made));
   EXPECT_EQ(made.cluster.devices.size(), 16U);
   EXPECT_THAT(made.notes.back(), HasSubstr("8 devices stand by"));
+}
+
+// What failed makes measured collectives slower as --slow would, whoever asks.
+TEST(Scenario, AFailureTakesItsTimeOfMeasuredCollectives) {
+  ProfileDb profile;
+  for (const CommKind kind :
+       {CommKind::kAllReduce, CommKind::kAllGather, CommKind::kReduceScatter}) {
+    for (const auto& [ranks, nodes] : {std::pair{2, 1}, {8, 2}, {16, 2}}) {
+      for (const int64_t bytes : {1'000, 1'000'000}) {
+        profile.rows[CollectiveKey(kind, "a100-sxm4-80gb", ranks, nodes,
+                                   {bytes})] = {
+            1e-9 * static_cast<double>(bytes) + 1e-3, 0, 5};
+      }
+    }
+  }
+  GridOptions options;
+  options.predict.profile = &profile;
+  options.predict.fast = true;
+  options.predict.sensitivity = true;
+  ModelCache models;
+  Scenario scenario = Tiny({{"fabric.inter.bandwidth", "100MB/s"}});
+  const auto predicted = [&] {
+    Case made = *MakeCase(scenario, models);
+    const Plan plan = *PlanOf(made);
+    return Predict(made, plan, options.predict);
+  };
+  const Prediction usual = predicted();
+  for (int nic = 1; nic < 8; ++nic) {
+    scenario.failed.push_back("node0.nic" + std::to_string(nic));
+  }
+  const Prediction failed = predicted();
+  const double step = failed.evaluation.step_time.seconds();
+  EXPECT_GT(step, 1.2 * usual.evaluation.step_time.seconds());
+  const Case made = *MakeCase(scenario, models);
+  EXPECT_EQ(FitOf(made, options)->step_time, failed.evaluation.step_time);
+  Case of = made;
+  const Plan plan = *PlanOf(of);
+  EXPECT_NEAR(JitterOf(of, plan, options.predict, {1e-9, 3, 1}).p50, step,
+              1e-6 * step);
+  // Faster links leave measured times what they are. (Of links so slow the
+  // model's times are their bandwidth's before the failure, too.)
+  const auto by_links = [](const Prediction& prediction) {
+    for (const Elasticity& e : prediction.sensitivity->resources) {
+      if (e.resource->name == "fabric.inter.bandwidth") return e.value;
+    }
+    return 0.0;
+  };
+  options.predict.profile = nullptr;
+  EXPECT_LT(by_links(failed), by_links(predicted()) / 3);
 }
 
 // Degrees whose product no number holds do not fit what is left either.
