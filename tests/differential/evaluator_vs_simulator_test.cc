@@ -375,6 +375,12 @@ INSTANTIATE_TEST_SUITE_P(
              "local-cpu:8", 0.2},
         Case{"llama_v100", [] { return Llama(DType::kFloat16); },
              "dgx1-v100-32gb:2x4", 0.2},
+        // Scaled gradients need their norm, clipped or not.
+        Case{"llama_fp16_unclipped",
+             [] { return Llama(DType::kFloat16); },
+             "dgx1-v100-32gb:2x4",
+             0.2,
+             {.clip = 0}},
         Case{"resnet_a100", [] { return ResNet(DType::kBFloat16); },
              "dgx-a100-80gb:2", 0.03},
         Case{"resnet_cpu", [] { return ResNet(DType::kFloat32); },
