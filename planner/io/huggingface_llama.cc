@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "planner/base/indexed.h"
 #include "planner/io/huggingface.h"
@@ -27,6 +28,7 @@ struct Relative {
   int64_t window = 0;               // 0: none
   std::vector<bool> windowed = {};  // by layer; empty: all have the window
   bool reads_layer_types = false;   // which say it where there are some
+  bool turns_part = false;          // partial_rotary_factor is one of its keys
   double embedding_scale = 1;
   double embedding_dropout = 0;
   double residual_dropout = 0;
@@ -120,6 +122,14 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "attention_dropout", 0, options);
   TESSERA_RETURN_IF_ERROR(config.Check());
+  if (rotary.fraction != 1 && rotary.op == "rotary" && !relative.turns_part &&
+      options.warnings != nullptr) {
+    std::ostringstream message;
+    message << config.path() << ": partial_rotary_factor=" << rotary.fraction
+            << ": is applied; transformers' model of this family turns all "
+               "features";
+    options.warnings->push_back(message.str());
+  }
 
   ExpertOptions experts = relative.experts;
   experts.stddev = stddev;
@@ -213,17 +223,19 @@ void SetWindowed(ModelConfig& config, Relative& relative,
 }
 
 // `expert_capacity_factor` is Tessera's own key; transformers drops no tokens.
-// The auxiliary loss is always part of the loss; its unit is the sample
-// (transformers': the batch, all layers).
+// The auxiliary loss is part of the loss, as in published training, but where
+// the config says that it is none; its unit is the sample (transformers': the
+// batch, all layers).
 ExpertOptions ReadExperts(ModelConfig& config, std::string_view experts_key,
                           int64_t experts, int64_t top_k, bool renormalise) {
+  const double balance = config.Number("router_aux_loss_coef", 0.001, 0, 1e6);
   const ExpertOptions options = {
       .experts = config.Size(experts_key, experts),
       .top_k = config.Size("num_experts_per_tok", top_k),
       .renormalise = renormalise,
       .capacity_factor = config.Number("expert_capacity_factor",
                                        kExpertCapacityFactor, 0, 1e6),
-      .balance = config.Number("router_aux_loss_coef", 0.001, 0, 1e6)};
+      .balance = config.Bool("output_router_logits", true) ? balance : 0};
   if (options.top_k > options.experts) {
     config.Wrong("num_experts_per_tok", "is " + std::to_string(options.top_k) +
                                             ": expected at most " +
@@ -361,6 +373,7 @@ Result<Graph> BuildPhi3(ModelConfig& config, const ImportOptions& options) {
   const Relative relative = {
       .classes = DecoderClasses("Phi3"),
       .window = ReadWindow(config, 0),
+      .turns_part = true,
       // 0.99: with nothing kept there is nothing to scale.
       .embedding_dropout = config.Number("embd_pdrop", 0, 0, 0.99),
       .residual_dropout = config.Number("resid_pdrop", 0, 0, 0.99),

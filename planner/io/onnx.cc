@@ -8,6 +8,7 @@
 
 #include "planner/base/table.h"
 #include "planner/io/onnx_file.h"
+#include "planner/io/onnx_transposes.h"
 #include "planner/io/onnx_walk.h"
 
 namespace tessera {
@@ -221,7 +222,9 @@ constexpr int kMostWalks = 100;
 template <typename T, typename Finish>
 Result<T> Walked(const std::string& path, const ImportOptions& options,
                  bool all, Finish finish) {
-  TESSERA_TRY(const OnnxModel model, ReadOnnxFile(path));
+  TESSERA_TRY(OnnxModel read, ReadOnnxFile(path));
+  FindTransposes(read, path);
+  const OnnxModel model = std::move(read);
   if (model.opset < kLeastOpset || model.opset > kMostOpset) {
     return InvalidInput("has operators of version " +
                             std::to_string(model.opset) + ": expected " +

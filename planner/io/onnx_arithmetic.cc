@@ -245,7 +245,7 @@ Result<bool> Walk::MaskedScores(const OnnxNode& node) {
     if (!mask) continue;
     if (are_scores) {
       Value value = scores;
-      if (mask->causal) value.scores->mask = *mask;
+      value.scores->mask = Both(value.scores->mask, *mask);
       Set(node, std::move(value));
       return true;
     }
@@ -402,12 +402,17 @@ Result<void> Walk::Align(const OnnxNode& node, size_t dims, Activation& x,
       if (sizes_.batch > 1 && HasSamples(a) != HasSamples(b) &&
           HasSamples(x.own) != HasSamples(y.own) && OwnsSome(x, a) &&
           OwnsSome(y, b)) {
+        const bool of_file = std::ranges::any_of(
+            model_.initializers, [&](const OnnxTensor& tensor) {
+              return std::ranges::count(tensor.dims, sizes_.batch) > 0;
+            });
         return InvalidInput(
             "a tensor that no input makes has a dimension of " +
             std::to_string(sizes_.batch) +
-            " places beside samples, which microbatches cut: expected 1 place, "
-            "or that a tensor of the file is one of model.frozen, where they "
-            "are equal");
+            " places beside samples, which microbatches cut: expected 1 place" +
+            (of_file ? ", or that a tensor of the file is one of model.frozen, "
+                       "where they are equal"
+                     : ""));
       }
       for (size_t i = 0; ExtentsOf(a) == ExtentsOf(b) && i < b.size(); ++i) {
         if (b[i].letter == 'b' || b[i].letter == 's') result.back()[i] = b[i];
@@ -418,6 +423,7 @@ Result<void> Walk::Align(const OnnxNode& node, size_t dims, Activation& x,
     for (size_t i = 0; i < result.back().size(); ++i) {
       Atom& atom = result.back()[i];
       if (used.insert(atom.id).second) continue;
+      TESSERA_RETURN_IF_ERROR(CheckNotSamples(atom));
       TESSERA_TRY(
           atom, Whole(AtomOf(node, std::to_string(d) + "_" + std::to_string(i)),
                       atom.extent, 'f'));
@@ -549,6 +555,13 @@ Result<void> Walk::Choose(const OnnxNode& node) {
   return {};
 }
 
+Result<void> Walk::CheckNotSamples(const Atom& atom) const {
+  if (atom.letter != 'b' || sizes_.batch < 2) return {};
+  return InvalidInput(
+      "puts samples beside other samples, which batches that are cut into "
+      "microbatches do not have together");
+}
+
 Result<void> Walk::CheckRule(std::span<const Atom> result,
                              std::span<const Activation* const> operands) {
   size_t dims = result.size();
@@ -585,7 +598,7 @@ Result<Activation> Walk::ProductOf(const OnnxNode& node, Activation x,
   if (x.dims.size() < 2 || y.dims.size() < 2) {
     return InvalidInput("multiplies numbers");
   }
-  Dim k = x.dims.back();
+  Dim k = Wide(x.dims.back());
   const Dim& k_of_y = y.dims[y.dims.size() - 2];
   if (!Fit(atoms_, k, k_of_y)) {
     return InvalidInput("cannot multiply " +
@@ -602,6 +615,7 @@ Result<Activation> Walk::ProductOf(const OnnxNode& node, Activation x,
     Dim made = dim;
     for (size_t i = 0; i < made.size(); ++i) {
       if (used.insert(made[i].id).second) continue;
+      TESSERA_RETURN_IF_ERROR(CheckNotSamples(made[i]));
       TESSERA_TRY(made[i], Whole(AtomOf(node, as + std::to_string(i)),
                                  made[i].extent, 'f'));
     }
@@ -672,9 +686,12 @@ Result<void> Walk::Einsum(const OnnxNode& node) {
       const Dim& dim = operand.dims[d];
       const auto known = dims.find(label);
       if (known == dims.end()) {
-        Dim made = dim;
+        // A sum is over all of them.
+        const bool summed = labels[2].find(label) == std::string::npos;
+        Dim made = summed ? Wide(dim) : dim;
         for (size_t a = 0; a < made.size(); ++a) {
           if (used.insert(made[a].id).second) continue;
+          TESSERA_RETURN_IF_ERROR(CheckNotSamples(made[a]));
           TESSERA_TRY(made[a], Whole(AtomOf(node, std::string(1, label) +
                                                       std::to_string(a)),
                                      made[a].extent, 'f'));

@@ -89,6 +89,16 @@ Result<void> Walk::Dense(const OnnxNode& node, Activation x, const Value& w,
     for (const Atom& atom : k) matrix.push_back(atom.extent);
     Value piece = w;
     piece.weight += suffix;
+    // Where one of several readers has heads of the features all have them.
+    if (const auto other =
+            made_by_
+                .emplace(std::pair(piece.weight, w.order[transposed ? 1 : 0]),
+                         n)
+                .first;
+        !Fit(atoms_, n, other->second)) {
+      return InvalidInput("weight '" + piece.weight +
+                          "' makes other features in another node");
+    }
     std::vector<size_t> order = {0, 1};
     if (transposed) std::swap(order[0], order[1]);
     ReadAlike(piece.weight, matrix);
@@ -182,12 +192,13 @@ Result<void> Walk::LayerNorm(const OnnxNode& node) {
   const auto axis = AxisOf(node.Int("axis", -1), x.dims.size());
   if (!axis) return InvalidInput("has no such dimension");
   const Shape features = {Extent(x.dims.back())};
-  const Value by = AsWeight(In(node, 1));
-  const Value plus = AsWeight(In(node, 2));
+  const auto is_known = [&](size_t i) {
+    const Value value = AsWeight(In(node, i));
+    return ShapeOf(value) == features &&
+           (value.Is(Value::Kind::kWeight) || value.Is(Value::Kind::kConstant));
+  };
   const bool is_row = *axis + 1 == x.dims.size() && x.dims.back().size() == 1 &&
-                      by.Is(Value::Kind::kWeight) &&
-                      plus.Is(Value::Kind::kWeight) &&
-                      ShapeOf(by) == features && ShapeOf(plus) == features;
+                      is_known(1) && is_known(2);
   const bool wants_more = std::ranges::any_of(
       std::span(node.outputs).subspan(1), [&](const std::string& name) {
         return !name.empty() && uses_[name] > 0;
@@ -198,8 +209,17 @@ Result<void> Walk::LayerNorm(const OnnxNode& node) {
   if (!EndsIn(x, x.dims.back())) {
     TESSERA_TRY(x, EndingInLast(node, std::move(x)));
   }
-  TESSERA_TRY(const TensorId scale, Weight(by, {0}, features, 0, 1));
-  TESSERA_TRY(const TensorId shift, Weight(plus, {0}, features, 0));
+  // Of a scale that is 1, or a shift that is 0, before training.
+  const auto row = [&](size_t i, double first) -> Result<TensorId> {
+    const Value value = AsWeight(In(node, i));
+    if (value.Is(Value::Kind::kWeight)) {
+      return Weight(value, {0}, features, 0, first);
+    }
+    TESSERA_TRY(const Activation known, Known(node, i));
+    return known.tensor;
+  };
+  TESSERA_TRY(const TensorId scale, row(1, 1));
+  TESSERA_TRY(const TensorId shift, row(2, 0));
   Letters letters;
   const std::string rows = letters.Of(std::span(x.own).first(x.own.size() - 1));
   const std::string h = letters.Of(std::span(x.own).last(1));

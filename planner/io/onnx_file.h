@@ -32,14 +32,19 @@ struct OnnxTensor {
   // One of both has the elements; none where they are in another file.
   std::string raw;
   std::vector<double> typed;
-  // Such a file, beside this one, where it was not read.
+  // Such a file, beside this one, where it was not read, and the place in it.
   std::string location;
+  int64_t offset = 0;
   // Whether it is, or is made of, a parameter; else a buffer, or computed from
   // numbers alone. Nothing where the file does not say: PyTorch's newer
   // exporter does.
   std::optional<bool> is_parameter;
-  // Whether it was computed from others when the file was written.
+  // Whether it was computed from others when the file was written, and from
+  // which parameters, where the file says so.
   bool is_folded = false;
+  std::vector<std::string> made_of;
+  // The parameter whose transpose it is (planner/io/onnx_transposes.h).
+  std::string transpose_of;
 
   // All elements, row by row, as doubles (integers of up to 53 bits are exact);
   // empty where the file does not have as many as the dimensions say.
@@ -94,6 +99,10 @@ struct OnnxModel {
   // Of what nodes make, by name, as far as the file says.
   std::map<std::string, std::vector<OnnxDimension>> shapes;
 };
+
+// The file beside that at `path` which has a tensor's elements; empty where
+// `location` leads elsewhere.
+std::string OnnxDataFile(const std::string& path, const std::string& location);
 
 // kInvalidInput where the file is none, is cut off, has no graph or no standard
 // opset, or names that are not printable. `where` is the path.

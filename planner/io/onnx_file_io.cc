@@ -156,27 +156,19 @@ int64_t SizeOfType(int type) {
 }
 
 // The bytes of a small tensor in another file; empty where they are not there.
-std::string ReadElsewhere(const proto::onnx::Tensor& from,
-                          const OnnxTensor& tensor, const std::string& path) {
+std::string ReadElsewhere(const OnnxTensor& tensor, const std::string& path) {
   double elements = 1;
   for (int64_t extent : tensor.dims) elements *= static_cast<double>(extent);
   const int64_t size = SizeOfType(tensor.type);
   const int64_t most = IsOnnxFloat(tensor.type) ? kMostFloatsElsewhere
                                                 : kMostBytesElsewhere / size;
   if (!(elements >= 0 && elements <= static_cast<double>(most))) return "";
-  int64_t offset = 0;
-  for (const proto::onnx::Entry& entry : from.external_data()) {
-    if (entry.key() == "offset") offset = std::atoll(entry.value().c_str());
-  }
-  const std::filesystem::path location = tensor.location;
-  bool inside = !location.empty() && location.is_relative() && offset >= 0;
-  for (const auto& part : location) inside = inside && part != "..";
-  if (!inside) return "";
-  std::ifstream file(std::filesystem::path(path).parent_path() / location,
-                     std::ios::binary);
+  const std::string elsewhere = OnnxDataFile(path, tensor.location);
+  if (elsewhere.empty() || tensor.offset < 0) return "";
+  std::ifstream file(elsewhere, std::ios::binary);
   std::string bytes(static_cast<size_t>(elements) * static_cast<size_t>(size),
                     '\0');
-  file.seekg(offset);
+  file.seekg(tensor.offset);
   file.read(bytes.data(), std::ssize(bytes));
   return file.gcount() == std::ssize(bytes) ? bytes : "";
 }
@@ -190,8 +182,11 @@ OnnxTensor FromProto(proto::onnx::Tensor& from, const std::string& path) {
   if (from.data_location() != 0) {
     for (const proto::onnx::Entry& entry : from.external_data()) {
       if (entry.key() == "location") tensor.location = entry.value();
+      if (entry.key() == "offset") {
+        tensor.offset = std::atoll(entry.value().c_str());
+      }
     }
-    tensor.raw = ReadElsewhere(from, tensor, path);
+    tensor.raw = ReadElsewhere(tensor, path);
     return tensor;
   }
   tensor.raw = std::move(*from.mutable_raw_data());
@@ -280,24 +275,28 @@ void FindParameters(const proto::onnx::Graph& graph, OnnxModel& model) {
     }
   }
   std::map<std::string, bool> known;
-  std::set<std::string> folded;
+  std::map<std::string, std::vector<std::string>> folded;
   for (const proto::onnx::ValueInfo& value : graph.value_info()) {
     for (const proto::onnx::Entry& entry : value.metadata_props()) {
       if (entry.key() == kKind) {
         known[value.name()] = entry.value() == "PARAMETER";
       } else if (entry.key() == kFoldedFrom && listed) {
-        const std::vector<std::string> names = Quoted(entry.value(), "'");
-        const bool any = std::ranges::any_of(
-            names, [&](const auto& name) { return parameters.contains(name); });
-        known[value.name()] = any;
-        folded.insert(value.name());
+        std::vector<std::string> names = Quoted(entry.value(), "'");
+        std::erase_if(names, [&](const std::string& name) {
+          return !parameters.contains(name);
+        });
+        known[value.name()] = !names.empty();
+        folded[value.name()] = std::move(names);
       }
     }
   }
   for (OnnxTensor& tensor : model.initializers) {
     const auto found = known.find(tensor.name);
     if (found != known.end()) tensor.is_parameter = found->second;
-    tensor.is_folded = folded.contains(tensor.name);
+    const auto made = folded.find(tensor.name);
+    if (made == folded.end()) continue;
+    tensor.is_folded = true;
+    tensor.made_of = made->second;
   }
 }
 
@@ -316,6 +315,14 @@ std::vector<double> OnnxTensor::Values() const {
   }
   if (elements != static_cast<double>(values.size())) values.clear();
   return values;
+}
+
+std::string OnnxDataFile(const std::string& path, const std::string& location) {
+  const std::filesystem::path beside = location;
+  bool inside = !beside.empty() && beside.is_relative();
+  for (const auto& part : beside) inside = inside && part != "..";
+  if (!inside) return "";
+  return (std::filesystem::path(path).parent_path() / beside).string();
 }
 
 const OnnxAttribute* OnnxNode::Find(std::string_view attribute) const {

@@ -157,6 +157,24 @@ Result<Activation> Walk::JoinedTensors(const OnnxNode& node,
     for (Activation& part : parts) part.dims[d].clear();
   }
   TESSERA_TRY(parts, EachWhole(node, std::move(parts), axis));
+  // A place that was selected is a dimension of its tensor, which those lack
+  // that were added up along it. Heads of 1 group stay: all have them where
+  // this is the last walk.
+  const bool same_rank = std::ranges::all_of(parts, [&](const Activation& x) {
+    return x.own.size() == parts[0].own.size();
+  });
+  for (Activation& part : parts) {
+    const std::vector<Atom> own = part.own;
+    for (const Atom& atom : own) {
+      const bool joint =
+          part.dims[axis].size() == 1 && part.dims[axis][0].id == atom.id;
+      if (same_rank || atom.extent > 1 || atom.letter == 'b' || joint ||
+          atoms_.IsPart(atom)) {
+        continue;
+      }
+      part = WithoutOne(node, std::move(part), atom);
+    }
+  }
   size_t place = 0;  // of the joint dimension among the tensor's
   for (size_t i = 0; i < parts.size(); ++i) {
     Activation& x = parts[i];

@@ -258,7 +258,7 @@ Result<void> Walk::Where(const OnnxNode& node) {
   }
   TESSERA_TRY(const Mask mask,
               MaskOf(node, 0, first ? MaskForm::kSeen : MaskForm::kUnseen));
-  if (mask.causal) value.scores->mask = mask;
+  value.scores->mask = Both(value.scores->mask, mask);
   Set(node, std::move(value));
   return {};
 }

@@ -45,6 +45,11 @@ bool ReadsNumbers(const OnnxNode& node) {
   return IsArithmetic(node) || IsOneOf(node.op, {"Einsum", "MatMul"});
 }
 
+bool ReadsScaleOrShift(const OnnxNode& node) {
+  return IsOneOf(node.op, {"GroupNormalization", "InstanceNormalization",
+                           "LayerNormalization"});
+}
+
 // Whether a table [places, features] has sines and cosines of its places: each
 // column is x[p + 1] + x[p - 1] = 2 cos(w) x[p], by the sums of angles, and the
 // squares of a row add up to half the features. Numbers are those of fp32, or
@@ -113,9 +118,11 @@ bool IsPath(const std::string& name) {
   });
 }
 
-// "layers.*.gate" of "layers.7.gate".
+// "layers.*.gate" of "layers.7.gate". What is no path of a module, "val_7", is
+// of no layer: such a pattern would be of others, too.
 std::string Folded(const std::string& name) {
   std::string folded;
+  if (name.find('.') == std::string::npos) return name;
   for (const char c : name) {
     const bool digit = std::isdigit(static_cast<unsigned char>(c)) != 0;
     if (!digit) {
@@ -191,6 +198,21 @@ Result<std::vector<std::string>> FrozenPatterns(const OnnxModel& model,
   return patterns;
 }
 
+void Walk::TieTransposes() {
+  for (const OnnxTensor& tensor : model_.initializers) {
+    const auto of = values_.find(tensor.transpose_of);
+    if (tensor.transpose_of.empty() || of == values_.end() ||
+        !of->second.Is(Value::Kind::kWeight) || IsFrozen(tensor.name) ||
+        IsFrozen(tensor.transpose_of)) {
+      continue;
+    }
+    Value turned = of->second;
+    std::swap(turned.order[0], turned.order[1]);
+    values_[tensor.name] = std::move(turned);
+    tied_[tensor.transpose_of].push_back(&tensor);
+  }
+}
+
 bool Walk::IsFrozen(const std::string& name) const {
   return std::ranges::any_of(frozen_, [&](const std::string& pattern) {
     return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
@@ -244,7 +266,7 @@ void Walk::FindNumbers() {
            (found != values_.end() && found->second.Is(Value::Kind::kConstant));
   };
   for (auto& [name, value] : values_) {
-    if (!value.Is(Value::Kind::kWeight)) continue;
+    if (!value.Is(Value::Kind::kWeight) || value.weight != name) continue;
     const OnnxTensor& tensor = *value.source;
     // Tables of more places than are read are larger.
     double elements = 1;
@@ -273,7 +295,10 @@ void Walk::FindNumbers() {
         tensor.is_parameter != true && AreRead(name, IsArithmetic);
     const bool buffer =
         tensor.is_parameter == false && AreRead(name, ReadsNumbers);
-    if (!frozen && !of_places && !of_elements && !buffer) continue;
+    // What a norm without parameters has in the place of some.
+    const bool of_norm =
+        tensor.is_parameter == false && AreRead(name, ReadsScaleOrShift);
+    if (!frozen && !of_places && !of_elements && !buffer && !of_norm) continue;
     std::vector<double> numbers = tensor.Values();
     if (numbers.empty()) continue;
     const bool hides = std::ranges::all_of(
@@ -286,8 +311,9 @@ void Walk::FindNumbers() {
     const bool marks = !equal && std::ranges::all_of(numbers, [](double v) {
       return v == 0 || v == 1;
     });
-    if (frozen || buffer || sinusoids || (of_places && (!masks || hides)) ||
-        (of_elements && marks)) {
+    const bool neutral = equal && (numbers[0] == 0 || numbers[0] == 1);
+    if (frozen || buffer || sinusoids || (of_norm && neutral) ||
+        (of_places && (!masks || hides)) || (of_elements && marks)) {
       value = ConstantValue({tensor.dims, std::move(numbers), true});
     }
   }
@@ -304,7 +330,7 @@ void Walk::FindRows() {
   for (const OnnxTensor& tensor : model_.initializers) {
     const Value value = values_[tensor.name];
     if (!tensor.is_folded || !value.Is(Value::Kind::kWeight) ||
-        !AreRead(tensor.name, reads_rows)) {
+        value.weight != tensor.name || !AreRead(tensor.name, reads_rows)) {
       continue;
     }
     const auto is_batch = [&](size_t d) {
@@ -339,7 +365,8 @@ void Walk::WarnOfTrained() const {
     options_.warnings->push_back(
         path_ +
         ": tensors are trained that the file says are no parameters, as "
-        "layers read them: " +
+        "layers read them; --set model.frozen=NAME,... says which are "
+        "constants: " +
         ListOf(buffers_));
   }
   if (!doubtful_weights_.empty()) {
@@ -350,11 +377,44 @@ void Walk::WarnOfTrained() const {
         "are constants: " +
         ListOf(doubtful_weights_));
   }
+  const auto trained = [&](const std::string& name) {
+    const auto made = weights_.lower_bound(name);
+    return made != weights_.end() &&
+           (made->first == name || made->first.starts_with(name + "."));
+  };
+  std::set<std::string> apart;
+  std::set<std::string> tied;
+  for (const OnnxTensor& tensor : model_.initializers) {
+    const Value& value = values_.at(tensor.name);
+    const bool is_tied =
+        value.Is(Value::Kind::kWeight) && value.weight != tensor.name;
+    if (is_tied && tensor.made_of.empty()) tied.insert(tensor.name);
+    if (is_tied || !trained(tensor.name)) continue;
+    for (const std::string& parameter : tensor.made_of) {
+      if (parameter != tensor.name && trained(parameter)) {
+        apart.insert(tensor.name);
+      }
+    }
+  }
+  if (!apart.empty()) {
+    options_.warnings->push_back(
+        path_ +
+        ": tensors are trained apart from parameters that they were computed "
+        "from when the file was written: " +
+        ListOf(apart));
+  }
+  if (!tied.empty()) {
+    options_.warnings->push_back(
+        path_ +
+        ": tensors are trained as one with those whose transposes "
+        "they are: " +
+        ListOf(tied));
+  }
 }
 
 void Walk::NoteTrained(const OnnxNode& node, const Value& value) {
   const std::string& name = value.weight;
-  if (value.source->is_parameter || parts_deep_ > 0 || !IsArithmetic(node) ||
+  if (value.source->is_parameter || parts_deep_ > 0 || !ReadsNumbers(node) ||
       name.ends_with(".weight") || name.ends_with(".bias")) {
     return;
   }

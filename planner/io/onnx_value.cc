@@ -39,6 +39,12 @@ std::span<const Function> Functions() {
   return kFunctions;
 }
 
+Mask Both(const Mask& a, const Mask& b) {
+  if (!a.causal || !b.causal) return a.causal ? a : b;
+  const bool shorter = b.window > 0 && (a.window == 0 || b.window < a.window);
+  return shorter ? b : a;
+}
+
 int64_t Extent(const Dim& dim) {
   int64_t extent = 1;
   for (const Atom& atom : dim) extent *= atom.extent;
@@ -144,9 +150,20 @@ Dim Wide(const Dim& dim) {
 bool Fit(Atoms& atoms, const Dim& a, const Dim& b) {
   const Dim x = Wide(a);
   const Dim y = Wide(b);
-  if (x.size() == 1 && y.size() > 1) atoms.Split(x[0], y[0].extent);
-  if (y.size() == 1 && x.size() > 1) atoms.Split(y[0], x[0].extent);
-  return ExtentsOf(x) == ExtentsOf(y);
+  if (ExtentsOf(x) == ExtentsOf(y)) return true;
+  if (Extent(x) != Extent(y)) return false;
+  // The first that differ; those behind them will be met again.
+  const auto [of_x, of_y] =
+      std::ranges::mismatch(x, y, {}, &Atom::extent, &Atom::extent);
+  const bool first = of_x->extent > of_y->extent;
+  const Atom& whole = first ? *of_x : *of_y;
+  const int64_t outer = first ? of_y->extent : of_x->extent;
+  if (x.size() == 1 || y.size() == 1) {
+    atoms.Split(whole, outer);
+  } else {
+    atoms.SplitIfAlone(whole, outer);
+  }
+  return false;
 }
 
 bool HasSamples(std::span<const Atom> atoms) {

@@ -64,11 +64,22 @@ class Atoms {
     dim.insert(dim.end(), inner.begin(), inner.end());
     return dim;
   }
+  // Whether it is one of those that another one is split into.
+  bool IsPart(const Atom& atom) const {
+    if (atom.id < 0) return false;
+    const std::string& name = names_[static_cast<size_t>(atom.id)];
+    return name.ends_with(".outer") || name.ends_with(".inner");
+  }
   // Splits an atom into (outer, extent / outer).
   Dim Split(const Atom& atom, int64_t outer) {
     changed_ |= splits_.emplace(atom.id, outer).second;
     const std::string name = names_[static_cast<size_t>(atom.id)];
     return Make(name, atom.extent, atom.letter);
+  }
+  // The same where this walk takes nothing else apart, behind which it may fit
+  // without.
+  void SplitIfAlone(const Atom& atom, int64_t outer) {
+    if (!alone_) alone_ = std::pair(atom.id, outer);
   }
   // Cuts an atom into pieces that are different tensors.
   void Cut(const Atom& atom, std::vector<int64_t> sizes) {
@@ -97,8 +108,12 @@ class Atoms {
   bool IsReadWide(const std::string& name) const {
     return wide_weights_.contains(name);
   }
-  // Since it was asked the last time.
-  bool Changed() { return std::exchange(changed_, false); }
+  // Since it was asked the last time, which is behind each walk.
+  bool Changed() {
+    if (alone_ && !changed_) changed_ = splits_.insert(*alone_).second;
+    alone_.reset();
+    return std::exchange(changed_, false);
+  }
 
  private:
   std::map<std::string, int> ids_;
@@ -107,6 +122,7 @@ class Atoms {
   std::map<int, std::vector<int64_t>> cuts_;
   std::set<std::string> cut_weights_;
   std::set<std::string> wide_weights_;
+  std::optional<std::pair<int, int64_t>> alone_;
   bool changed_ = false;
 };
 
@@ -159,6 +175,9 @@ struct Mask {
   bool causal = false;
   int64_t window = 0;
 };
+
+// What both let a query see.
+Mask Both(const Mask& a, const Mask& b);
 
 // Attention's scores: the products of queries [b, heads, s, d] and keys [b,
 // heads, d, t], as the file has them.

@@ -66,6 +66,7 @@ Walk::Walk(const OnnxModel& model, const std::string& path,
     }
     values_[tensor.name] = std::move(value);
   }
+  TieTransposes();
 }
 
 void Walk::FindNeeded() {
@@ -326,30 +327,46 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
     const TensorId id =
         builder_.Weight(name, shape, {.stddev = stddev, .constant = constant},
                         order.size() > 1);
-    Slab slab =
-        SlabOf(value.whole == nullptr ? *value.source : *value.whole, order);
-    if (value.whole != nullptr) {
-      const auto at = std::ranges::find(order, value.cut_dim);
-      const auto d = static_cast<size_t>(at - order.begin());
-      const int64_t count = value.source->dims[value.cut_dim];
-      const Slab whole = slab;
-      slab = CutOf(whole, d, value.cut_begin, count);
-      // All copies are written back; which one is read does not matter.
-      for (int64_t i = 1; i < value.copies; ++i) {
-        std::ranges::copy(PiecesOf(CutOf(whole, d, i * count, count)),
-                          std::back_inserter(layout_.pieces[name]));
+    const OnnxTensor& tensor =
+        value.whole == nullptr ? *value.source : *value.whole;
+    // All copies are written back; which one is read does not matter.
+    const auto publish = [&](Slab slab) {
+      if (value.whole != nullptr) {
+        const auto at = std::ranges::find(order, value.cut_dim);
+        const auto d = static_cast<size_t>(at - order.begin());
+        const int64_t count = value.source->dims[value.cut_dim];
+        const Slab whole = slab;
+        slab = CutOf(whole, d, value.cut_begin, count);
+        for (int64_t i = 1; i < value.copies; ++i) {
+          std::ranges::copy(PiecesOf(CutOf(whole, d, i * count, count)),
+                            std::back_inserter(layout_.pieces[name]));
+        }
+      }
+      if (rows.count > 0) slab = CutOf(slab, 0, rows.begin, rows.count);
+      std::ranges::copy(PiecesOf(slab),
+                        std::back_inserter(layout_.pieces[name]));
+    };
+    publish(SlabOf(tensor, order));
+    if (const auto tied = tied_.find(tensor.name); tied != tied_.end()) {
+      for (const OnnxTensor* transpose : tied->second) {
+        publish(SlabOf(*transpose, std::vector{1 - order[0], 1 - order[1]}));
       }
     }
-    if (rows.count > 0) slab = CutOf(slab, 0, rows.begin, rows.count);
-    std::ranges::copy(PiecesOf(slab), std::back_inserter(layout_.pieces[name]));
     weights_[value.weight] = {id, std::move(order), shape};
     return id;
   }
-  if (made->second.order != order || made->second.shape != shape) {
-    return InvalidInput("weight '" + value.weight + "' is read in two forms, " +
-                        TextOf(made->second.shape) + " and " + TextOf(shape));
+  const auto& [tensor, known, of] = made->second;
+  if (order.size() == 2 && shape.size() == 2 &&
+      of == Shape{shape[1], shape[0]} &&
+      known == std::vector{order[1], order[0]}) {
+    return builder_.Add1("transpose", Unique(value.weight + ".turned"),
+                         {tensor}, "fg->gf");
   }
-  return made->second.tensor;
+  if (known != order || of != shape) {
+    return InvalidInput("weight '" + value.weight + "' is read in two forms, " +
+                        TextOf(of) + " and " + TextOf(shape));
+  }
+  return tensor;
 }
 
 std::string Walk::AtomOf(const OnnxNode& node, std::string_view which) {

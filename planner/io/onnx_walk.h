@@ -283,6 +283,8 @@ class Walk {
   // The letters of x's tensor where x has the dimensions `as`.
   static std::string RuleOf(const Activation& x, std::span<const Dim> as,
                             Letters& letters);
+  // That a dimension which a tensor has twice is none of samples.
+  Result<void> CheckNotSamples(const Atom& atom) const;
   // That a node of these tensors can be.
   Result<void> CheckRule(std::span<const Atom> result,
                          std::span<const Activation* const> operands);
@@ -446,6 +448,8 @@ class Walk {
   // Tensors of the file that are no weights: tables of angles, and what only
   // says which keys are seen, or is a constant.
   void FindNumbers();
+  // Transposes of parameters, which exporters compute, become these.
+  void TieTransposes();
   // Tensors that are one row for each sample, all of them equal.
   void FindRows();
   // Whether all nodes that read a value, wherever its elements are moved, are
@@ -673,6 +677,8 @@ class Walk {
   std::set<TensorId> ids_;                 // tensors of whole numbers
   std::set<TensorId> marks_;  // of the graph's type, but of 0 and 1
   std::map<std::string, MadeWeight> weights_;
+  // Transposes, by the matrix that they become.
+  std::map<std::string, std::vector<const OnnxTensor*>> tied_;
   // By the layer's matrix and the bias.
   std::map<std::pair<std::string, std::string>, TensorId> biases_;
   PublishedLayout layout_;
@@ -689,6 +695,9 @@ class Walk {
   std::set<std::string> runs_of_steps_;                // blocks
   std::map<std::vector<TensorId>, TensorId> stacked_;  // by the steps
   std::map<TensorId, std::vector<TensorId>> unstacked_;
+  // The features that a matrix's first node makes, by the matrix and which of
+  // its dimensions they are.
+  std::map<std::pair<std::string, size_t>, Dim> made_by_;
   // Atoms that are all features of a dense layer, and what that makes.
   std::map<int, TensorId> whole_layers_;
   std::vector<const OnnxNode*> rows_;  // Expands, in place of FindRows' tensors

@@ -210,11 +210,11 @@ class Transformer(nn.Module):
         return self.model(inputs).logits
 
 
-def gpt2():
+def gpt2(tied=False):
     return Transformer(
         transformers.GPT2LMHeadModel, n_positions=32, n_embd=16, n_layer=2,
         n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False,
-        tie_word_embeddings=False)
+        tie_word_embeddings=tied)
 
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -222,9 +222,9 @@ SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
          "attention_probs_dropout_prob": 0}
 
 
-def bert():
+def bert(tied=False):
     return Transformer(transformers.BertForMaskedLM, max_position_embeddings=32,
-                       tie_word_embeddings=False, **SMALL)
+                       tie_word_embeddings=tied, **SMALL)
 
 
 def vit():
@@ -425,8 +425,11 @@ MODELS = {
     "masks-script": (Masks, tokens, "script"),
     "tagger-script": (Tagger, tokens, "script"),
     "gpt2": (gpt2, tokens, "dynamo"),
+    "gpt2-tied": (lambda: gpt2(True), tokens, "dynamo"),
     "bert": (bert, tokens, "dynamo"),
     "bert-script": (bert, tokens, "script"),
+    "bert-tied": (lambda: bert(True), tokens, "dynamo"),
+    "bert-tied-script": (lambda: bert(True), tokens, "script"),
     "vit": (vit, images_of(16), "dynamo"),
     "vit-script": (vit, images_of(16), "script"),
     "lstm": (lambda: Translator(nn.LSTM), pairs, "dynamo"),
@@ -490,8 +493,8 @@ def plain(name):
 
 
 # Of edge_models.py, those whose parameters stand beside data, and loops.
-EDGES = ("prompt", "prompt-repeated", "queries", "lstm-cell", "gru-cell",
-         "rnn-cell")
+EDGES = ("prompt", "prompt-repeated", "queries", "pooled", "lstm-cell",
+         "gru-cell", "rnn-cell")
 for name in EDGES:
     MODELS |= {name + of: (edge_models.MODELS[name][0], tokens, exporter)
                for of, exporter in (("", "dynamo"), ("-script", "script"))}
@@ -769,11 +772,16 @@ def compare(args, name, work):
                 for name in node.input[3:5]}
     for average in averages:
         moved.pop(average, None)
+    matrices = []
     for tensor in graph.initializer:
         if tensor.name not in moved:
             continue
         old = numpy_helper.to_array(tensor)
         new = moved.pop(tensor.name)
+        if any(np.array_equal(old, matrix.T) for matrix in matrices):
+            continue  # the same one once more
+        if old.ndim == 2:
+            matrices.append(old)
         if name in FIXED and old.ndim > 1 and (old == old[0]).all():
             old, new = old[:1], new[:1]  # one row, written for each sample
         places = parameters.places(old)

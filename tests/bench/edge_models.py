@@ -106,6 +106,12 @@ def shifted(x):
     return 0.7 * x + 0.3 * before
 
 
+def pooled(x):
+    """The first place beside the mean of all, as what all places read."""
+    both = torch.cat([x[:, 0, ::2], x.mean(1)[:, ::2]], -1)
+    return x + both[:, None]
+
+
 # ---- Steps -------------------------------------------------------------------
 
 class Steps(nn.Module):
@@ -187,6 +193,7 @@ MODELS = {name: (lambda make=make: Between(make()), "tokens")
     "prompt-repeated": lambda: Prompted(lambda p, b: p.repeat(b, 1, 1)),
     "queries": Queried,
     "shifted": lambda: shifted,
+    "pooled": lambda: pooled,
     "lstm-cell": lambda: Steps(nn.LSTMCell),
     "gru-cell": lambda: Steps(nn.GRUCell),
     "rnn-cell": lambda: Steps(nn.RNNCell),

@@ -512,6 +512,156 @@ TEST(OnnxValues, ImagesAreJoinedAlongChannelsThatTheyLack) {
                });
 }
 
+// A place that was selected beside what was added up along its dimension.
+TEST(OnnxValues, PlacesAreJoinedToSums) {
+  const std::vector<Message> weights = {
+      IntsOf("square", {0, 2, 2}), IntsOf("flat", {0, -1}),
+      IntsOf("second", {1}), IntsOf("third", {2}),
+      Message().Number(2, 7).Text(8, "place").Number(7, 1)};
+  const auto expected = [](int64_t i, int64_t f) {
+    return f < 2 ? InputAt(i, 2 + f) : InputAt(i, f - 2) + InputAt(i, f);
+  };
+  for (const bool keeps : {false, true}) {
+    ExpectValues(
+        Computed(weights,
+                 {NodeOf("Reshape", "square", {"x", "square"}, "s"),
+                  keeps ? NodeOf("Slice", "place",
+                                 {"s", "second", "third", "second"}, "p")
+                        : NodeOf("Gather", "place", {"s", "place"}, "p",
+                                 {IntAttribute("axis", 1)}),
+                  NodeOf("ReduceSum", "sum", {"s", "second"}, "a",
+                         {IntAttribute("keepdims", keeps ? 1 : 0)}),
+                  NodeOf("Concat", "both", {"p", "a"}, "b",
+                         {IntAttribute("axis", keeps ? 2 : 1)}),
+                  NodeOf("Reshape", "flat", {"b", "flat"}, "logits")}),
+        expected);
+  }
+}
+
+double ProductAt(int64_t i, int64_t o, int64_t columns) {
+  double sum = 0;
+  for (int64_t f = 0; f < 4; ++f) {
+    sum += InputAt(i, f) * WeightAt(columns * f + o);
+  }
+  return sum;
+}
+
+// A dimension that another node takes apart into three.
+TEST(OnnxValues, DimensionsOfManyPartsMeetOnesOfOne) {
+  const auto parts = [](std::vector<Message> behind) {
+    std::vector<Message> nodes = {
+        NodeOf("MatMul", "layer", {"x", "w"}, "a"),
+        NodeOf("Reshape", "cube", {"a", "cube"}, "c"),
+        NodeOf("Mul", "factors", {"c", "factors"}, "d"),
+        NodeOf("Reshape", "flat", {"d", "flat"}, "f")};
+    nodes.insert(nodes.end(), behind.begin(), behind.end());
+    return Computed({Weights("w", {4, 8}), IntsOf("cube", {0, 2, 2, 2}),
+                     Weights("factors", {2, 1, 1}), IntsOf("flat", {0, 8}),
+                     Weights("k", {8}), Weights("v", {8, 3})},
+                    std::move(nodes));
+  };
+  const auto made = [](int64_t i, int64_t o) {
+    return ProductAt(i, o, 8) * WeightAt(o / 4);
+  };
+  ExpectValues(
+      parts({NodeOf("Mul", "scaled", {"f", "k"}, "logits")}),
+      [&](int64_t i, int64_t o) { return made(i, o) * WeightAt(o); }, 8);
+  ExpectValues(
+      parts({NodeOf("Einsum", "product", {"f", "v"}, "logits",
+                    {Message().Text(1, "equation").Text(4, "bi,io->bo")})}),
+      [&](int64_t i, int64_t o) {
+        double sum = 0;
+        for (int64_t f = 0; f < 8; ++f) {
+          sum += made(i, f) * WeightAt(3 * f + o);
+        }
+        return sum;
+      },
+      3);
+}
+
+// Queries and keys that are cut off from a dimension beside their channels.
+TEST(OnnxValues, ProductsOverADimensionAndOne) {
+  ExpectValues(
+      Computed(
+          {Weights("w", {4, 8}), IntsOf("shape", {0, 2, 2, 2}),
+           IntsOf("first", {1}), IntsOf("flat", {0, 4})},
+          {NodeOf("MatMul", "layer", {"x", "w"}, "a"),
+           NodeOf("Reshape", "both", {"a", "shape"}, "qk"),
+           NodeOf("Split", "split", {"qk"}, "q0", {IntAttribute("axis", 1)})
+               .Text(2, "k0"),
+           NodeOf("Squeeze", "q", {"q0", "first"}, "q"),
+           NodeOf("Squeeze", "k", {"k0", "first"}, "k"),
+           NodeOf("Transpose", "turned", {"q"}, "t",
+                  {Message().Text(1, "perm").Number(8, 0).Number(8, 2).Number(
+                      8, 1)}),
+           NodeOf("MatMul", "scores", {"t", "k"}, "s"),
+           NodeOf("Reshape", "flat", {"s", "flat"}, "logits")}),
+      [](int64_t i, int64_t at) {
+        double sum = 0;
+        for (int64_t c = 0; c < 2; ++c) {
+          sum += ProductAt(i, 2 * c + at / 2, 8) *
+                 ProductAt(i, 4 + 2 * c + at % 2, 8);
+        }
+        return sum;
+      });
+}
+
+// Of which one node's features are heads.
+TEST(OnnxValues, NodesThatShareAMatrixShareHeads) {
+  const std::vector<Message> of_heads = {
+      NodeOf("MatMul", "a", {"x", "w"}, "a"),
+      NodeOf("Reshape", "heads", {"a", "heads"}, "h"),
+      NodeOf("ReduceSum", "sum", {"h", "first"}, "s",
+             {IntAttribute("keepdims", 0)})};
+  const std::vector<Message> of_all = {NodeOf("Relu", "relu", {"x"}, "r"),
+                                       NodeOf("MatMul", "b", {"r", "w"}, "b"),
+                                       NodeOf("MatMul", "c", {"b", "v"}, "c")};
+  for (const bool first : {true, false}) {
+    std::vector<Message> nodes = first ? of_heads : of_all;
+    const std::vector<Message>& rest = first ? of_all : of_heads;
+    nodes.insert(nodes.end(), rest.begin(), rest.end());
+    nodes.push_back(NodeOf("Add", "both", {"c", "s"}, "logits"));
+    const std::vector<Message> weights = {
+        Weights("w", {4, 4}), Weights("v", {4, 2}), IntsOf("heads", {0, 2, 2}),
+        IntsOf("first", {1})};
+    ExpectValues(
+        Computed(weights, nodes),
+        [](int64_t i, int64_t o) {
+          double sum = ProductAt(i, o, 4) + ProductAt(i, 2 + o, 4);
+          for (int64_t f = 0; f < 4; ++f) {
+            for (int64_t b = 0; b < 4; ++b) {
+              sum += std::max(InputAt(i, f), 0.0) * WeightAt(4 * f + b) *
+                     WeightAt(2 * b + o);
+            }
+          }
+          return sum;
+        },
+        2);
+    EXPECT_EQ(ParametersOf(weights, nodes), 16 + 8);
+  }
+}
+
+// A matrix and its transpose are read from both tensors of the file.
+TEST(OnnxValues, TransposesAreTheirMatrix) {
+  std::vector<float> turned;
+  for (int64_t i = 0; i < 12; ++i) {
+    turned.push_back(static_cast<float>(WeightAt(i % 4 * 3 + i / 4)));
+  }
+  const std::vector<Message> weights = {
+      Weights("w", {4, 3}), FloatsOf("onnx::MatMul_7", {3, 4}, turned)};
+  const std::vector<Message> nodes = {
+      NodeOf("MatMul", "in", {"x", "w"}, "h"),
+      NodeOf("MatMul", "out", {"h", "onnx::MatMul_7"}, "logits")};
+  ExpectValues(Computed(weights, nodes), [](int64_t i, int64_t o) {
+    double sum = 0;
+    for (int64_t h = 0; h < 3; ++h) {
+      sum += ProductAt(i, h, 3) * WeightAt(3 * o + h);
+    }
+    return sum;
+  });
+  EXPECT_EQ(ParametersOf(weights, nodes), 12);
+}
+
 TEST(OnnxValues, ShapesThatDoNotFitAreRefused) {
   EXPECT_THAT(Refusal(Computed({Weights("k", {1, 4}), IntsOf("shape", {5, 4})},
                                {Expanded("k", "r"), Added()})),

@@ -1,0 +1,120 @@
+#include "planner/io/onnx_transposes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+// Elements of a tensor one by one, in its file or in another one.
+class Elements {
+ public:
+  Elements(const OnnxTensor& tensor, const std::string& path)
+      : tensor_(tensor) {
+    if (tensor.typed.empty() && tensor.raw.empty()) {
+      const std::string elsewhere = OnnxDataFile(path, tensor.location);
+      if (!elsewhere.empty()) file_.open(elsewhere, std::ios::binary);
+    }
+  }
+
+  // Not a number where it is not there.
+  double At(int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    if (!tensor_.typed.empty()) {
+      return at < tensor_.typed.size() ? tensor_.typed[at] : NAN;
+    }
+    const bool wide = tensor_.type == kOnnxDouble;
+    const bool narrow =
+        tensor_.type == kOnnxFloat16 || tensor_.type == kOnnxBFloat16;
+    const size_t size = wide ? 8 : narrow ? 2 : 4;
+    OnnxTensor one;  // of no dimensions
+    one.type = tensor_.type;
+    if (!tensor_.raw.empty()) {
+      if ((at + 1) * size > tensor_.raw.size()) return NAN;
+      one.raw = tensor_.raw.substr(at * size, size);
+    } else {
+      one.raw.resize(size);
+      file_.seekg(tensor_.offset + static_cast<int64_t>(at * size));
+      if (!file_.read(one.raw.data(), static_cast<int64_t>(size))) return NAN;
+    }
+    return one.Values()[0];
+  }
+
+ private:
+  const OnnxTensor& tensor_;
+  std::ifstream file_;
+};
+
+// Elements that are compared: all of a small matrix.
+constexpr int64_t kMostCompared = int64_t{1} << 14;
+// Zeros and identities of two layers are equal before training; of random
+// numbers half are different, or as many as 16 bits tell apart.
+constexpr int64_t kLeastValues = 256;
+
+// Nothing where elements are nowhere. `distinct`: only where there are so many
+// values that they are of one matrix.
+std::optional<bool> IsTranspose(const OnnxTensor& a, const OnnxTensor& b,
+                                const std::string& path, bool distinct) {
+  const int64_t rows = a.dims[0];
+  const int64_t columns = a.dims[1];
+  const int64_t count = rows * columns;
+  Elements of_a(a, path);
+  Elements of_b(b, path);
+  if (std::isnan(of_a.At(0)) || std::isnan(of_b.At(0))) return std::nullopt;
+  std::set<double> values;
+  const int64_t compared = std::min(count, kMostCompared);
+  for (int64_t i = 0; i < compared; ++i) {
+    // Everywhere, and not in one column.
+    const int64_t at = count == compared ? i : i * (count / compared) + i % 97;
+    if (at >= count) break;
+    const double value = of_a.At(at);
+    if (value != of_b.At(at % columns * rows + at / columns)) return false;
+    if (std::ssize(values) < kLeastValues) values.insert(value);
+  }
+  return !distinct ||
+         std::ssize(values) >= std::min(kLeastValues, (count + 1) / 2);
+}
+
+// PyTorch's older exporter calls what it computes "onnx::MatMul_7".
+bool IsComputed(const std::string& name) {
+  return name.find("::") != std::string::npos;
+}
+
+}  // namespace
+
+void FindTransposes(OnnxModel& model, const std::string& path) {
+  std::map<std::pair<int64_t, int64_t>, std::vector<const OnnxTensor*>> of_size;
+  for (const OnnxTensor& tensor : model.initializers) {
+    if (tensor.dims.size() != 2 || !IsOnnxFloat(tensor.type) ||
+        std::ranges::any_of(tensor.dims, [](int64_t d) { return d < 1; })) {
+      continue;
+    }
+    if (tensor.is_folded || IsComputed(tensor.name)) continue;
+    of_size[{tensor.dims[0], tensor.dims[1]}].push_back(&tensor);
+  }
+  for (OnnxTensor& tensor : model.initializers) {
+    if (tensor.dims.size() != 2 || !IsOnnxFloat(tensor.type)) continue;
+    const auto reversed = of_size.find({tensor.dims[1], tensor.dims[0]});
+    if (reversed == of_size.end()) continue;
+    for (const OnnxTensor* other : reversed->second) {
+      const bool named =
+          tensor.made_of == std::vector<std::string>{other->name};
+      const bool older = !tensor.is_folded && IsComputed(tensor.name);
+      if ((!named && !older) || other->type != tensor.type) continue;
+      // Where elements are nowhere the file's word is all there is.
+      if (IsTranspose(tensor, *other, path, older).value_or(named)) {
+        tensor.transpose_of = other->name;
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace tessera
