@@ -1,10 +1,12 @@
 // RankExecutor on a device with queues.
 
 #include <chrono>
+#include <memory>
 #include <utility>
 
 #include "planner/base/divide.h"
 #include "runtime/executor.h"
+#include "runtime/storage/file_tier.h"
 
 namespace tessera {
 namespace {
@@ -141,7 +143,7 @@ Result<void> RankExecutor::UseGraphs() {
 }
 
 // Gives all loads of a step their places in one piece of memory, which is
-// pinned at once.
+// pinned at once: whole pages, so that nothing else that is pinned shares one.
 Result<void> RankExecutor::PlaceLoads() {
   constexpr size_t kAligned = 64;
   std::vector<size_t> offsets;
@@ -155,14 +157,18 @@ Result<void> RankExecutor::PlaceLoads() {
     }
   }
   if (size == 0) return {};
-  loaded_.resize(size);
+  size = RoundUp(size, kFileBlockBytes);
+  size_t room = size + kFileBlockBytes;
+  loaded_.resize(room);
+  void* begin = loaded_.data();
+  TESSERA_CHECK(std::align(kFileBlockBytes, size, begin, room) != nullptr);
   auto offset = offsets.begin();
   for (Work& work : work_) {
     for (LocalTensor& block : work.loads) {
-      block.data = loaded_.data() + *offset++;
+      block.data = static_cast<std::byte*>(begin) + *offset++;
     }
   }
-  return Pin(loaded_.data(), {static_cast<int64_t>(size)});
+  return Pin(begin, {static_cast<int64_t>(size)});
 }
 
 // Those of graphs, before these are enqueued. The step before has ended, so

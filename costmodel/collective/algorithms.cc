@@ -29,7 +29,8 @@ std::span<const CollectiveAlgorithm> CollectiveAlgorithms() {
                           HierarchicalRounds},
       // NCCL's PXN, on by default: GPUs hand on what is for another rail to the
       // GPU of their host that is on it ("Doubling all2all Performance with
-      // NVIDIA Collective Communication Library 2.12", NVIDIA, 2022).
+      // NVIDIA Collective Communication Library 2.12", NVIDIA, 2022). Here to
+      // that of its index, among hosts of as many ranks.
       CollectiveAlgorithm{"hierarchical-all-to-all",
                           "exchanges within each host, then across hosts",
                           kExchange, true, HierarchicalExchangeApplies,

@@ -8,7 +8,8 @@
 //
 //   time(B) = latency_s + B * seconds_per_byte
 //   latency_s = start + sum over rounds of the longest chain of sends in it,
-//               each taking its route's latency and the protocol's step
+//               each taking its route's latency and the protocol's step (or of
+//               the slowest way of a chunk: Rounds::apart)
 //   start = that of the slowest link type + that of the protocol
 //   seconds_per_byte = (busiest + own copies) / fraction
 //   busiest = max over links of (bytes over the link per payload byte) / (the

@@ -29,6 +29,35 @@ Rounds AlongRings(const CollectiveGroup& group, bool reduces) {
   return out;
 }
 
+// Along a chain of links that do not close to a ring: from the root both ways,
+// or to it (a reduce).
+Rounds AlongChain(const CollectiveGroup& group, bool reduces) {
+  const std::vector<int> order = RingOrders(group)[0];
+  const auto n = static_cast<int>(order.size());
+  const auto root =
+      static_cast<int>(std::ranges::find(order, 0) - order.begin());
+  const auto rank = [&](int place) {
+    return order[static_cast<size_t>(place)];
+  };
+  Rounds out;
+  out.owner = {0};
+  const int longest = std::max(root, n - 1 - root);
+  for (int i = 0; i < longest; ++i) {
+    Round& round = out.rounds.emplace_back();
+    round.reduce = reduces;
+    // So many links away from the root.
+    const int away = reduces ? longest - 1 - i : i;
+    const auto send = [&](int near, int far) {
+      if (far < 0 || far >= n) return;
+      round.sends.push_back({.from = rank(reduces ? far : near),
+                             .to = rank(reduces ? near : far)});
+    };
+    send(root + away, root + away + 1);
+    send(root - away, root - away - 1);
+  }
+  return out;
+}
+
 }  // namespace
 
 bool RootedApplies(CommKind kind, const CollectiveGroup&) {
@@ -38,7 +67,9 @@ bool RootedApplies(CommKind kind, const CollectiveGroup&) {
 
 Rounds RootedRounds(CommKind kind, const CollectiveGroup& group) {
   if (kind == CommKind::kBroadcast || kind == CommKind::kReduce) {
-    return AlongRings(group, kind == CommKind::kReduce);
+    const bool reduces = kind == CommKind::kReduce;
+    return group.open_chain ? AlongChain(group, reduces)
+                            : AlongRings(group, reduces);
   }
   const int n = group.ranks;
   Rounds out;

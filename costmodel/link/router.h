@@ -27,7 +27,8 @@
 // uses the first k, k times the rate of the last of which is the most; NICs
 // that no device of their node uses carry nothing wherever there is another
 // way. (NCCL's search for channels finds the number and the one bandwidth of
-// all that are the most together: its graph/search.cc.)
+// all that are the most together: its graph/search.cc. A NIC that another
+// device of the node uses counts as equally near to this one, however slow.)
 //
 // A route stays within the nodes of s and t and the network between them where
 // such a path exists: no third host forwards. So routes depend on the cluster

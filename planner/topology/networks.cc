@@ -68,6 +68,13 @@ Result<Cluster> WithNetwork(Cluster cluster, std::string_view text) {
     }
   }
   const auto [nics, first] = NetworkSideOf(cluster);
+  const auto in_network = [&](VertexId vertex) {
+    return vertex.index() >= first;
+  };
+  const auto port = std::ranges::find_if(cluster.links, [&](const Link& link) {
+    return !in_network(link.from) && in_network(link.to);
+  });
+  if (port == cluster.links.end()) return cluster;  // one node
   if (network->connect == ConnectRailNetwork && parameter > 1 &&
       nics.front().size() == 1) {
     return InvalidInput(
@@ -76,13 +83,6 @@ Result<Cluster> WithNetwork(Cluster cluster, std::string_view text) {
             std::to_string(parameter) + "'",
         "network '" + std::string(text) + "'");
   }
-  const auto in_network = [&](VertexId vertex) {
-    return vertex.index() >= first;
-  };
-  const auto port = std::ranges::find_if(cluster.links, [&](const Link& link) {
-    return !in_network(link.from) && in_network(link.to);
-  });
-  if (port == cluster.links.end()) return cluster;  // one node
   const int nic_link = port->type;
   std::erase_if(cluster.links, [&](const Link& link) {
     return in_network(link.from) || in_network(link.to);

@@ -521,6 +521,31 @@ TEST(CollectiveContract, ReduceAndBroadcastTakeNoLongerThanARingsAllReduce) {
   }
 }
 
+// Of GPUs that direct links join to a ring, to a chain, or not at all.
+TEST(CollectiveContract, ReduceAndBroadcastTakeNoLongerOnAnyPartOfAMesh) {
+  const Cluster cluster = *MakeCluster("dgx1-v100-32gb");
+  const CollectiveModel model(cluster);
+  for (unsigned members = 1; members < 256; ++members) {
+    std::vector<DeviceId> group;
+    for (int d = 0; d < 8; ++d) {
+      if (members >> d & 1) group.emplace_back(d);
+    }
+    if (group.size() < 3) continue;
+    for (size_t root = 0; root < group.size(); ++root) {
+      std::ranges::rotate(group, group.begin() + 1);
+      const std::vector<std::vector<DeviceId>> all = {group};
+      const auto seconds = [&](CommKind kind) {
+        const Bytes bytes = {int64_t{1} << 30};
+        return CollectiveModel::Best(model.Options(kind, all), bytes)
+            .Seconds(bytes);
+      };
+      const double both = seconds(CommKind::kAllReduce) * 1.001;
+      EXPECT_LE(seconds(CommKind::kBroadcast), both) << members << " " << root;
+      EXPECT_LE(seconds(CommKind::kReduce), both) << members << " " << root;
+    }
+  }
+}
+
 TEST(CollectiveContract, NodeRingsVisitEachDeviceOnceAndShareNoLink) {
   int meshes = 0;
   for (const Topology& topology : Topologies()) {

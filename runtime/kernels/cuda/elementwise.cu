@@ -496,7 +496,8 @@ void SiluGateDx(const KernelCall& call) {
 
 // Adds any number of operands, in order; those masked to zero are left out. One
 // launch adds kMostTerms of them, of which what is there already is the first
-// from the second launch on.
+// from the second launch on. So a sum in 16 bits is rounded once for each
+// launch, and no later term may lie where the sum does.
 void AddAll(const KernelCall& call) {
   const LocalTensor& y = call.results[0];
   const int64_t n = y.elements();

@@ -22,7 +22,7 @@ inline constexpr int64_t kMostBlocksAcross = 65535;
 template <typename BytesOf>
 int64_t PieceOf(int64_t count, int64_t most, const CudaQueue& queue,
                 BytesOf bytes_of) {
-  int64_t size = std::clamp<int64_t>(count, 1, most);
+  int64_t size = std::max<int64_t>(std::min(count, most), 1);
   while (size > 1 && bytes_of(size) > queue.workspace_bytes) {
     size = DivideUp(size, 2);
   }
