@@ -34,13 +34,18 @@ Result<Machine> ThisMachine(const Options& options) {
   return machine;
 }
 
+void TellWaiting(const std::string& who) {
+  std::cerr << "tessera: waiting for " << who << std::endl;
+}
+
 // What `rank` found.
 Result<std::string> FoundBy(int rank, Store& store) {
   const std::string who = "rank " + std::to_string(rank);
   const std::string key = "machine" + std::to_string(rank);
-  auto found = store.Get(key, kPatience, who);
-  if (found || found.error().code != ErrorCode::kUnavailable) return found;
-  std::cerr << "tessera: waiting for " << who << std::endl;
+  bool late = false;
+  auto found = store.Get(key, kPatience, who, late);
+  if (!late) return found;
+  TellWaiting(who);
   return store.Get(key, kPeerTimeout - kPatience, who);
 }
 
@@ -48,7 +53,9 @@ Result<std::string> FoundBy(int rank, Store& store) {
 // the others nothing.
 Result<std::vector<Machine>> MachinesOfJob(const Machine& machine,
                                            const RankEnvironment& environment) {
-  TESSERA_TRY(const auto store, Store::Open(StoreOptionsOf(environment)));
+  StoreOptions store_options = StoreOptionsOf(environment);
+  store_options.waiting = TellWaiting;
+  TESSERA_TRY(const auto store, Store::Open(store_options));
   if (environment.local_rank == 0) {
     TESSERA_RETURN_IF_ERROR(
         store->Set("machine" + std::to_string(environment.rank),

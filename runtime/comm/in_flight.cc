@@ -7,32 +7,33 @@ namespace tessera {
 
 void InFlight::Add(const CUstream_st* queue, Operation operation,
                    Clock::time_point now) {
+  if (empty()) progress_ = now;
   Queue& its = queues_[queue];
-  if (its.operations.empty()) its.front_since = now;
-  its.operations.push_back(std::move(operation));
+  if (its.entries.empty()) its.front_since = now;
+  its.entries.push_back({std::move(operation), added_++});
 }
 
 Result<std::vector<CUevent_st*>> InFlight::TakeEnded(
     const std::function<Result<bool>(CUevent_st*)>& is_done,
     Clock::time_point now) {
-  std::vector<CUevent_st*> events;
   for (auto& [stream, queue] : queues_) {
-    while (!queue.operations.empty()) {
-      TESSERA_TRY(const bool done, is_done(queue.operations.front().done));
+    while (!queue.entries.empty()) {
+      CUevent_st* const event = queue.entries.front().operation.done;
+      TESSERA_TRY(const bool done, is_done(event));
       if (!done) break;
-      events.push_back(queue.operations.front().done);
-      queue.operations.pop_front();
-      queue.front_since = now;
+      ended_.push_back(event);
+      queue.entries.pop_front();
+      queue.front_since = progress_ = now;
     }
   }
-  return events;
+  return std::exchange(ended_, {});
 }
 
 std::vector<CUevent_st*> InFlight::TakeAll() {
-  std::vector<CUevent_st*> events;
+  std::vector<CUevent_st*> events = std::exchange(ended_, {});
   for (const auto& [stream, queue] : queues_) {
-    for (const Operation& operation : queue.operations) {
-      events.push_back(operation.done);
+    for (const Entry& entry : queue.entries) {
+      events.push_back(entry.operation.done);
     }
   }
   queues_.clear();
@@ -40,29 +41,31 @@ std::vector<CUevent_st*> InFlight::TakeAll() {
 }
 
 bool InFlight::empty() const {
-  return std::ranges::all_of(queues_, [](const auto& queue) {
-    return queue.second.operations.empty();
-  });
+  return std::ranges::all_of(
+      queues_, [](const auto& queue) { return queue.second.entries.empty(); });
 }
 
 InFlight::Front InFlight::Oldest() const {
-  Front oldest;
+  const Queue* oldest = nullptr;
   for (const auto& [stream, queue] : queues_) {
-    if (queue.operations.empty()) continue;
-    if (oldest.operation != nullptr && oldest.since <= queue.front_since) {
-      continue;
+    if (queue.entries.empty()) continue;
+    if (oldest == nullptr || queue.front_since < oldest->front_since) {
+      oldest = &queue;
     }
-    oldest = {&queue.operations.front(), queue.front_since};
   }
-  return oldest;
+  if (oldest == nullptr) return {};
+  return {&oldest->entries.front().operation, progress_};
 }
 
 std::string InFlight::WhatFailed(const ncclComm* comm) const {
+  const Entry* first = nullptr;
   for (const auto& [stream, queue] : queues_) {
-    for (const Operation& operation : queue.operations) {
-      if (operation.comm == comm) return operation.what;
+    for (const Entry& entry : queue.entries) {
+      if (entry.operation.comm != comm) continue;
+      if (first == nullptr || entry.place < first->place) first = &entry;
     }
   }
+  if (first != nullptr) return first->operation.what;
   const Operation* const oldest = Oldest().operation;
   return oldest == nullptr ? "" : oldest->what;
 }

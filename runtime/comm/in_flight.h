@@ -1,9 +1,12 @@
 #pragma once
 // What a rank enqueued on its GPU for its peers and has not seen the end of.
 // A queue's operations end in its order: one that is stuck holds up those
-// behind it, and no other queue's.
+// behind it, and no other queue's. One that is the first of its queue need not
+// wait for peers: it may wait for work of this rank in any queue. While
+// operations of any queue end nobody is said to be late.
 
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -27,15 +30,17 @@ class InFlight {
     CUevent_st* done = nullptr;
     std::string what;
   };
+  // What is waited for, and since when no operation has ended.
   struct Front {
     const Operation* operation = nullptr;  // null: of nothing in flight
-    Clock::time_point since;               // it or its peers are waited for
+    Clock::time_point since;
   };
 
   void Add(const CUstream_st* queue, Operation operation,
            Clock::time_point now);
 
-  // Forgets the operations that have ended; their events.
+  // Forgets the operations that have ended; their events. Where is_done fails
+  // they are kept for the next call, or for TakeAll.
   Result<std::vector<CUevent_st*>> TakeEnded(
       const std::function<Result<bool>(CUevent_st*)>& is_done,
       Clock::time_point now);
@@ -45,16 +50,23 @@ class InFlight {
   bool empty() const;
   // The one that has been the first of its queue for the longest time.
   Front Oldest() const;
-  // What an error of `comm` is likely of: its first operation, or the oldest of
-  // all; empty where nothing is in flight.
+  // What an error of `comm` is likely of: its operation that was added first,
+  // or, where it has none, the oldest of all; empty where nothing is in flight.
   std::string WhatFailed(const ncclComm* comm) const;
 
  private:
+  struct Entry {
+    Operation operation;
+    int64_t place = 0;  // in the order of Add
+  };
   struct Queue {
-    std::deque<Operation> operations;
+    std::deque<Entry> entries;
     Clock::time_point front_since;
   };
   std::map<const CUstream_st*, Queue> queues_;
+  std::vector<CUevent_st*> ended_;  // not yet taken
+  int64_t added_ = 0;
+  Clock::time_point progress_;  // when one ended, or the first was added
 };
 
 }  // namespace tessera

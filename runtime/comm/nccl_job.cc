@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -23,8 +24,12 @@ constexpr std::chrono::milliseconds kStorePause{5};
 constexpr std::chrono::milliseconds kHealthInterval{100};
 constexpr std::chrono::milliseconds kStoreInterval{500};
 
+// What the store is asked with nothing else done meanwhile: right after an
+// answer of it, and for at most so long.
+const Duration kStoreTime = Duration::FromSeconds(10);
+
 // How long a rank that fails tries to tell the others.
-const Duration kTellTime = Duration::FromSeconds(5);
+constexpr std::chrono::seconds kTellTime{5};
 
 // How long a communicator may take to close before it is cut off: peers that
 // are not closing theirs, or are dead, would be waited for without end.
@@ -34,9 +39,13 @@ constexpr std::chrono::seconds kCloseTime{5};
 // seconds.
 constexpr double kStopPatience = 1;
 
-// A store that does not answer for so many seconds has no say in who tells of a
-// stall.
-constexpr double kAnswerPatience = 1;
+// A store that does not answer for so long has no say in who tells of a stall.
+constexpr std::chrono::seconds kAnswerPatience{1};
+
+Duration Left(NcclJob::Clock::time_point deadline) {
+  const std::chrono::duration<double> left = deadline - NcclJob::Clock::now();
+  return Max(Duration{}, Duration::FromSeconds(left.count()));
+}
 
 }  // namespace
 
@@ -45,6 +54,8 @@ NcclJob::NcclJob(int rank, int size, Store& store, CudaDevice& device,
     : rank_(rank),
       size_(size),
       store_(store),
+      store_timeout_(store.timeout()),
+      store_stop_(store.stop()),
       device_(device),
       options_(std::move(options)) {}
 
@@ -56,8 +67,9 @@ Result<void> NcclJob::Open(std::function<Result<void>()> push) {
   // The n-th world of this job, by the rank's own count of its calls.
   TESSERA_TRY(const int64_t call, store_.Add(Text("nccl/calls/", rank_), 1));
   prefix_ = Text("nccl/", call, "/");
-  // From here on the world's waits have the say (CheckWait).
-  store_.set_timeout(options_.timeout);
+  // How long ranks wait for each other, and what interrupts them, is from here
+  // on up to CheckWait.
+  store_.set_timeout(kStoreTime);
   store_.set_stop(nullptr);
   health_checked_ = store_answered_ = Clock::now();
   device_.set_while_waiting([this] { return WhileWaiting(); });
@@ -77,6 +89,8 @@ void NcclJob::Close() {
   }
   comms_.clear();
   device_.set_while_waiting(nullptr);
+  store_.set_timeout(store_timeout_);
+  store_.set_stop(store_stop_);
 }
 
 NcclJob::~NcclJob() {
@@ -93,13 +107,19 @@ NcclJob::~NcclJob() {
 Error NcclJob::Fail(Error error) {
   if (failure_) return *failure_;
   failure_ = std::move(error);  // what follows may fail in its turn
-  store_.set_timeout(kTellTime);
+  const Clock::time_point deadline = Clock::now() + kTellTime;
+  store_.set_timeout(Left(deadline));
   if (auto first = store_.Add(prefix_ + "failures", 1); first && *first == 1) {
+    store_.set_timeout(Left(deadline));
     (void)store_.Set(prefix_ + "failure",
                      PackError(RankFailed(rank_, *failure_)));
   } else if (first) {
+    // Get waits for an answer longer than for the value, by as much at most.
+    const auto half = Duration::FromSeconds(0.5 * Left(deadline).seconds());
+    store_.set_timeout(half);
     const auto why =
-        store_.Get(prefix_ + "failure", Duration::FromSeconds(1), "its reason");
+        store_.Get(prefix_ + "failure",
+                   std::min(half, Duration::FromSeconds(1)), "its reason");
     const auto told = why ? UnpackError(*why) : std::nullopt;
     if (told) failure_ = told;
   }
@@ -159,12 +179,9 @@ Result<void> NcclJob::CheckHealth() {
   }
   const Clock::time_point now = Clock::now();
   if (now - store_answered_ >= kStoreInterval) {
-    const auto failures = store_.Poll(prefix_ + "failures", 0);
+    const auto failures = PollFailures();
     if (!failures) return Fail(failures.error());
-    if (*failures) {
-      store_answered_ = now;
-      TESSERA_RETURN_IF_ERROR(CheckFailures(**failures));
-    }
+    if (*failures) TESSERA_RETURN_IF_ERROR(CheckFailures(**failures));
   }
   const InFlight::Front oldest = in_flight_.Oldest();
   if (oldest.operation == nullptr) return {};
@@ -173,6 +190,29 @@ Result<void> NcclJob::CheckHealth() {
     return well.error().At(oldest.operation->what);
   }
   return {};
+}
+
+// The store's count of them; nothing until it has answered.
+Result<std::optional<int64_t>> NcclJob::PollFailures() {
+  TESSERA_TRY(const auto failures, store_.Poll(prefix_ + "failures", 0));
+  failures_asked_ = !failures.has_value();
+  if (failures) store_answered_ = Clock::now();
+  return failures;
+}
+
+// Waits for the count as it is from now on.
+Result<void> NcclJob::AskForFailures() {
+  bool stale = failures_asked_;  // the next answer is to an earlier question
+  int64_t failures = 0;
+  TESSERA_RETURN_IF_ERROR(Wait(
+      [&]() -> Result<bool> {
+        TESSERA_TRY(const auto answer, PollFailures());
+        if (!answer) return false;
+        failures = *answer;
+        return !std::exchange(stale, false);
+      },
+      Clock::now(), "rank 0"));
+  return CheckFailures(failures);
 }
 
 // By the store's count of them.
@@ -195,13 +235,13 @@ Result<void> NcclJob::CheckWait(double waited, std::string_view who) {
     return Fail({ErrorCode::kInterrupted,
                  Text("interrupted as rank ", rank_, " waited for ", who), ""});
   }
-  if (waited > options_.patience.seconds()) return TellOfStall(waited, who);
+  if (waited > options_.patience.seconds()) return TellOfStall(who);
   return {};
 }
 
 // Where several ranks wait the first to come to the store tells of it. Where
 // that does not answer rank 0 is who stalls, and rank 1 tells.
-Result<void> NcclJob::TellOfStall(double waited, std::string_view who) {
+Result<void> NcclJob::TellOfStall(std::string_view who) {
   if (!options_.stalled || stall_told_) return {};
   const auto tell = [&](std::string_view whom) {
     options_.stalled(StallText(rank_, options_.patience, options_.timeout,
@@ -212,8 +252,9 @@ Result<void> NcclJob::TellOfStall(double waited, std::string_view who) {
   if (*tellers) {
     stall_told_ = true;
     if (**tellers == 1) tell(who);
-  } else if (rank_ == 1 &&
-             waited > options_.patience.seconds() + kAnswerPatience) {
+  } else if (!stall_asked_) {
+    stall_asked_ = Clock::now();
+  } else if (rank_ == 1 && Clock::now() - *stall_asked_ > kAnswerPatience) {
     stall_told_ = true;
     tell("rank 0, which does not answer");
   }
@@ -230,9 +271,7 @@ Result<void> NcclJob::Flush() {
   // What was cut off is done as well.
   health_checked_ = {};
   TESSERA_RETURN_IF_ERROR(WhileWaiting());
-  const auto failures = store_.Add(prefix_ + "failures", 0);
-  if (!failures) return Fail(failures.error());
-  return CheckFailures(*failures);
+  return AskForFailures();
 }
 
 // ---- Communicators ----------------------------------------------------------
@@ -246,7 +285,7 @@ Result<std::string> NcclJob::GetWhenSet(const std::string& key,
         return set.value_or(0) > 0;
       },
       Clock::now(), who, kStorePause));
-  return store_.Get(key, options_.timeout, who);
+  return store_.Get(key, Duration{}, who);
 }
 
 Result<ncclComm_t> NcclJob::Connect(const std::string& key, int rank, int size,
@@ -254,6 +293,7 @@ Result<ncclComm_t> NcclJob::Connect(const std::string& key, int rank, int size,
   TESSERA_RETURN_IF_ERROR(device_.Select());
   ncclUniqueId id;
   if (rank == 0) {
+    TESSERA_RETURN_IF_ERROR(AskForFailures());
     TESSERA_RETURN_IF_ERROR(
         NcclOk(ncclGetUniqueId(&id), nullptr, "ncclGetUniqueId"));
     TESSERA_RETURN_IF_ERROR(

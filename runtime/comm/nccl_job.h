@@ -5,7 +5,9 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "planner/base/result.h"
+#include "planner/base/units.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/in_flight.h"
 #include "runtime/comm/store.h"
@@ -38,6 +41,7 @@ class NcclJob {
   Result<void> Open(std::function<Result<void>()> push);
   // Closes the communicators, those of a job that is well with their peers.
   // Then nothing uses this rank's buffers: the work is done or was cut off.
+  // The store has the timeout and the stop again that it had before Open.
   void Close();
 
   int rank() const { return rank_; }
@@ -90,14 +94,18 @@ class NcclJob {
 
  private:
   Result<void> CheckHealth();
+  Result<std::optional<int64_t>> PollFailures();
+  Result<void> AskForFailures();
   Result<void> CheckFailures(int64_t failures);
   Result<void> CheckWait(double waited, std::string_view who);
-  Result<void> TellOfStall(double waited, std::string_view who);
+  Result<void> TellOfStall(std::string_view who);
   Result<std::string> GetWhenSet(const std::string& key, std::string_view who);
 
   const int rank_;
   const int size_;
   Store& store_;
+  const Duration store_timeout_;  // as it came
+  const std::atomic<bool>* const store_stop_;
   CudaDevice& device_;
   const CommOptions options_;
   std::string prefix_;  // of this world's keys in the store
@@ -105,11 +113,13 @@ class NcclJob {
   std::function<Result<void>()> push_;
   std::optional<Error> failure_;
   bool stall_told_ = false;  // by this rank, or it left that to another
+  std::optional<Clock::time_point> stall_asked_;  // without an answer at once
 
   std::vector<ncclComm_t> comms_;  // all
   InFlight in_flight_;
   Clock::time_point health_checked_;
   Clock::time_point store_answered_;
+  bool failures_asked_ = false;  // PollFailures has no answer yet
   // Memory that a queue still reads.
   std::deque<std::pair<CudaEvent, void*>> to_free_;
 };

@@ -19,12 +19,15 @@
 //     would be a collective of all ranks, those outside of the group too, and
 //     a rank need not know groups that it is not in.) A communicator takes tens
 //     of megabytes of the GPU, outside of the device's account.
-//   - The time limit holds for an operation from when the one before it in its
-//     queue was done, the kernels between them included.
+//   - The time limit holds for an operation from when the last one before it,
+//     in whatever queue, was done, the kernels between them included.
 //   - Errors of operations that are under way come from later operations, from
 //     Flush and from all that waits for the device; they name the operation
 //     that did not end and the task in which it was enqueued.
-//   - Abort, and what fails, wait for the store to take it, at most 5 s.
+//   - Abort, and what fails, wait for the store to take it, at most 5 s in all.
+//   - A group, and the first message on a way, hand an id over by the store;
+//     for its answer they wait, after it has just given one, at most 10 s with
+//     nothing else done meanwhile.
 //   - Flush waits for this rank's collectives and messages in turn, but not for
 //     the receivers of its other messages; destroying the world does.
 //   - A rank that dies is noticed by NCCL (a closed connection) or by the time
@@ -52,7 +55,8 @@ namespace tessera {
 
 // Called by all `size` ranks; they meet through `store`. `store` and `device`
 // outlive the world, and the world is destroyed by the thread that used it.
-// While it lives it is what `device` calls while waiting (set_while_waiting).
+// While it lives it sets the store's timeout and stop, and is what `device`
+// calls while waiting (set_while_waiting).
 // Errors: NCCL's (two ranks on one GPU of one host, no route between hosts), a
 // rank that does not come within the time limit.
 Result<std::unique_ptr<CommWorld>> MakeNcclWorld(int rank, int size,

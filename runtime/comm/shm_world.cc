@@ -56,15 +56,13 @@ Result<std::string> HostOf(int rank, Store& store, const std::string& prefix,
                            const CommOptions& options) {
   const std::string key = Text(prefix, "host/", rank);
   const std::string who = Text("rank ", rank);
-  auto host = store.Get(key, std::min(kPatience, Left(deadline)), who);
-  const auto is_late = [&] {
-    return !host && host.error().code == ErrorCode::kUnavailable;
-  };
-  if (is_late() && Left(deadline) > Duration{}) {
+  bool late = false;
+  auto host = store.Get(key, std::min(kPatience, Left(deadline)), who, late);
+  if (late && Left(deadline) > Duration{}) {
     if (options.waiting) options.waiting(who);
-    host = store.Get(key, Left(deadline), who);
+    host = store.Get(key, Left(deadline), who, late);
   }
-  if (is_late()) return RankHasNotCome(rank, host.error().message);
+  if (late) return RankHasNotCome(rank, host.error().message);
   return host;
 }
 

@@ -50,7 +50,8 @@ constexpr size_t kGreetingBytes = 24;
 constexpr size_t kWelcomeBytes = 13;
 constexpr size_t kRequestBytes = 17;
 constexpr size_t kReplyBytes = 5;
-// How much longer than the server's clock a client waits at least for a value.
+// How much longer than the server's clock a client waits for a value; less
+// where it waits less for any answer.
 constexpr auto kGrace = std::chrono::seconds(10);
 // How often waits look whether they are to stop.
 constexpr auto kStopInterval = std::chrono::milliseconds(100);
@@ -138,12 +139,15 @@ Error Interrupted(int rank, std::string_view who) {
           Text("interrupted as rank ", rank, " waited for ", who), ""};
 }
 
-// Descriptors that the system gives to who asks: a rank of a large job takes
-// one of rank 0's.
-void RaiseDescriptorLimit() {
+// Descriptors that the system gives to who asks: each rank of a job takes one
+// of rank 0's.
+void RaiseDescriptorLimit(int ranks) {
+  constexpr rlim_t kOthers = 256;
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
+  const rlim_t wanted = static_cast<rlim_t>(ranks) + kOthers;
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
   setrlimit(RLIMIT_NOFILE, &limit);  // fails harmlessly
 }
 
@@ -162,7 +166,7 @@ class Server {
         size_(size),
         stop_(eventfd(0, EFD_CLOEXEC)) {
     fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
-    RaiseDescriptorLimit();
+    RaiseDescriptorLimit(size);
     thread_ = std::thread([this] { Serve(); });
   }
   ~Server() {
@@ -221,9 +225,13 @@ class Server {
     FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr,
                               SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd.get() < 0) {
-      if (errno == EMFILE || errno == ENFILE) LackDescriptors(errno);
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
+          errno == ENOMEM) {
+        LackDescriptors(errno);
+      }
       return;
     }
+    lacking_since_.reset();
     SetNoDelay(fd.get());
     Connection connection;
     connection.fd = std::move(fd);
@@ -231,10 +239,15 @@ class Server {
     connections_.push_back(std::move(connection));
   }
 
-  // Where all have come nobody of the job misses one.
+  // Who connects and says nothing gives its own back in kGreetingTime. Where
+  // all have come nobody of the job misses one.
   void LackDescriptors(int error) {
-    accept_again_ = Clock::now() + kNoDescriptorsPause;
-    if (end_ || AllCame()) return;
+    const Clock::time_point now = Clock::now();
+    accept_again_ = now + kNoDescriptorsPause;
+    if (!lacking_since_) lacking_since_ = now;
+    if (end_ || AllCame() || now - *lacking_since_ < 1.5 * kGreetingTime) {
+      return;
+    }
     EndJob(Unavailable(
         Text("rank 0 has no file descriptor for a further rank (", came_.size(),
              " of ", size_, " have come): ", std::strerror(error),
@@ -433,6 +446,7 @@ class Server {
   std::set<int> came_;        // ranks that have greeted
   std::optional<Error> end_;  // of a job that has ended
   Clock::time_point accept_again_;
+  std::optional<Clock::time_point> lacking_since_;  // descriptors
   FileDescriptor stop_;
   std::list<Connection> connections_;
   std::vector<Waiter> waiters_;
@@ -512,13 +526,16 @@ class Client : public Store {
   }
 
   Result<std::string> Get(std::string_view key, Duration timeout,
-                          std::string_view what) override {
+                          std::string_view what, bool& late) override {
+    late = false;
     const auto wait = Milliseconds(timeout);
-    const auto longest =
-        std::max<Clock::duration>(Milliseconds(timeout_), wait + kGrace);
+    const auto answer = Milliseconds(timeout_);
+    const Clock::duration longest = std::max<Clock::duration>(
+        answer, wait + std::min<Clock::duration>(kGrace, answer));
     TESSERA_TRY(Reply reply, Request(kGet, key, "", wait.count(),
                                      Clock::now() + longest, what));
     if (reply.status != kTimeout) return std::move(reply.value);
+    late = true;
     return Unavailable(Text("waited ", static_cast<double>(wait.count()) / 1e3,
                             " s in vain for ", what, " (the job's store is at ",
                             address_, ")"));
@@ -533,6 +550,7 @@ class Client : public Store {
 
   Result<std::optional<int64_t>> Poll(std::string_view key,
                                       int64_t delta) override {
+    if (failure_) return *failure_;
     auto question = std::ranges::find(questions_, key, &Question::key);
     if (question == questions_.end()) {
       TESSERA_RETURN_IF_ERROR(Send(kAdd, key, "", delta));

@@ -52,7 +52,7 @@ class Store {
   static Result<std::unique_ptr<Store>> Open(const StoreOptions& options);
 
   // On rank 0 waits, at most 5 s, until the other ranks have closed theirs and,
-  // where ranks disagree, until all have been told.
+  // where the job has ended as Open says, until all have been told.
   virtual ~Store() = default;
 
   // What follows waits for rank 0's answer. After the first that had none (in
@@ -61,9 +61,15 @@ class Store {
 
   virtual Result<void> Set(std::string_view key, std::string_view value) = 0;
   // The value of `key`, as soon as somebody has set it. After `timeout` the
-  // error says that `what` was waited for in vain.
+  // error says that `what` was waited for in vain; `late` tells that from other
+  // errors.
   virtual Result<std::string> Get(std::string_view key, Duration timeout,
-                                  std::string_view what) = 0;
+                                  std::string_view what, bool& late) = 0;
+  Result<std::string> Get(std::string_view key, Duration timeout,
+                          std::string_view what) {
+    bool late = false;
+    return Get(key, timeout, what, late);
+  }
   // Adds to a counter that starts at 0; its new value.
   virtual Result<int64_t> Add(std::string_view key, int64_t delta) = 0;
   // The same without waiting, which does not end by a timeout either: nothing
@@ -80,6 +86,7 @@ class Store {
   void set_stop(const std::atomic<bool>* stop) { stop_ = stop; }
 
   Duration timeout() const { return timeout_; }
+  const std::atomic<bool>* stop() const { return stop_; }
   // When the options' timeout is over since Open began.
   std::chrono::steady_clock::time_point deadline() const { return deadline_; }
 

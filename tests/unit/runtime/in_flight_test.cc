@@ -55,14 +55,16 @@ TEST(InFlightTest, AStuckQueueHoldsUpNoOther) {
   in_flight.Add(Queue(1), {Comm(1), Event(2), "second"}, At(2));
   in_flight.Add(Queue(0), {Comm(0), Event(3), "behind"}, At(3));
   EXPECT_THAT(TakeEnded(in_flight, {Event(1)}, 4), ElementsAre(Event(1)));
-  // The end of another queue's is no news of the stuck one.
+  // It may have waited for what has ended in another queue.
   EXPECT_EQ(in_flight.Oldest().operation->what, "stuck");
-  EXPECT_EQ(in_flight.Oldest().since, At(0));
+  EXPECT_EQ(in_flight.Oldest().since, At(4));
+  EXPECT_THAT(TakeEnded(in_flight, {}, 5), IsEmpty());
+  EXPECT_EQ(in_flight.Oldest().since, At(4));
   EXPECT_THAT(TakeEnded(in_flight, {Event(0), Event(1)}, 5),
               ElementsAre(Event(0)));
-  // Waited for since it is the first of its queue.
+  // It has been the first of its queue for longer than "behind".
   EXPECT_EQ(in_flight.Oldest().operation->what, "second");
-  EXPECT_EQ(in_flight.Oldest().since, At(4));
+  EXPECT_EQ(in_flight.Oldest().since, At(5));
   EXPECT_THAT(TakeEnded(in_flight, {Event(2), Event(3)}, 6),
               ElementsAre(Event(3), Event(2)));
   EXPECT_TRUE(in_flight.empty());
@@ -76,6 +78,7 @@ TEST(InFlightTest, AnErrorIsOfItsOwnCommunicator) {
   in_flight.Add(Queue(0), {Comm(0), Event(0), "oldest"}, At(0));
   in_flight.Add(Queue(1), {Comm(0), Event(1), "between"}, At(1));
   in_flight.Add(Queue(1), {Comm(1), Event(2), "its own"}, At(2));
+  in_flight.Add(Queue(0), {Comm(1), Event(3), "its second"}, At(3));
   EXPECT_EQ(in_flight.WhatFailed(Comm(1)), "its own");
   EXPECT_EQ(in_flight.WhatFailed(Comm(2)), "oldest");
 }
@@ -88,6 +91,13 @@ TEST(InFlightTest, TakeAllAndErrors) {
       [](CUevent_st*) -> Result<bool> { return InvalidInput("lost"); }, At(1));
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().message, "lost");
+  // The event of what ended ahead of the failure is not lost.
+  EXPECT_FALSE(in_flight.TakeEnded(
+      [](CUevent_st* event) -> Result<bool> {
+        if (event == Event(0)) return true;
+        return InvalidInput("lost");
+      },
+      At(2)));
   EXPECT_THAT(in_flight.TakeAll(), ElementsAre(Event(0), Event(1)));
   EXPECT_THAT(in_flight.TakeAll(), IsEmpty());
 }
