@@ -67,11 +67,12 @@ std::string IdleText(const Plan& plan, const Cluster& cluster);
 // The same as a warning, which names the plan's file if `path` does.
 void WarnOfIdle(const Plan& plan, Inputs& inputs, const std::string& path = "");
 
-// "tessera: warning: ..." lines on standard error.
-// That the cluster's choice of collectives changes nothing of the plan.
+// A warning where the cluster's choice of collectives changes nothing of the
+// plan.
 void WarnOfIdleCollective(const Plan& plan, const TrainingOptions& training,
                           Inputs& inputs);
 
+// "tessera: warning: ..." lines on standard error.
 void PrintWarnings(const Inputs& inputs);
 
 // An error unless a file can be written at `path`: asked before the work whose

@@ -425,7 +425,7 @@ double UniformBound::AllReduce(const Strategy& strategy, int64_t bytes) const {
 
 std::vector<LayerCost> UniformBound::LayerCosts(
     const Strategy& strategy) const {
-  if (host_size_ == 0 || shapes_.empty() || !IsPlain(strategy) ||
+  if (!alike_ || !one_type_ || shapes_.empty() || !IsPlain(strategy) ||
       Offloads(strategy) || !IsInnermost(strategy)) {
     return {};
   }

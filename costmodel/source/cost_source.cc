@@ -141,9 +141,13 @@ std::optional<double> InterpolateCollective(const CostQuery& query,
   const auto [begin, end] = profile.Family(query.key);
   for (auto row = begin; row != end; ++row) {
     points.push_back(
-        {static_cast<double>(row->first.payload.value), LeastFrom(row, end)});
+        {static_cast<double>(row->first.payload.value), row->second.median_s});
   }
   if (points.empty()) return std::nullopt;
+  // As LeastFrom.
+  for (size_t i = points.size() - 1; i > 0; --i) {
+    points[i - 1].seconds = std::min(points[i - 1].seconds, points[i].seconds);
+  }
   if (payload <= points.front().work) return points.front().seconds;
   const Point& last = points.back();
   if (payload <= last.work) {

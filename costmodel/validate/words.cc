@@ -52,7 +52,8 @@ constexpr std::string_view kClauseEnds = ",;()";
 std::string AssertedOf(std::string_view clause) {
   const std::vector<std::string_view> words = Split(clause, " =:");
   if (words.empty()) return "";
-  if (IsOneOf(words.back(), {"off", "none", "false", "disabled", "unused"})) {
+  if (IsOneOf(words.back(),
+              {"no", "off", "none", "false", "disabled", "unused"})) {
     return "";
   }
   for (size_t w = 0; w < words.size(); ++w) {
@@ -341,13 +342,13 @@ std::string Asserted(std::string_view text) {
     const std::string_view clause = text.substr(0, end);
     const std::vector<std::string_view> words = Split(clause, " ");
     text.remove_prefix(end);
-    if (words.size() == 1 && IsNo(words[0])) {
-      if (text.starts_with('(')) {
-        text.remove_prefix(std::min(text.find(')'), text.size()));
-      }
-    } else {
-      asserted += AssertedOf(clause);
+    const bool only_no = words.size() == 1 && IsNo(words[0]);
+    const std::string said = only_no ? "" : AssertedOf(clause);
+    // What stands in parentheses behind it says why, or of what.
+    if (said.empty() && !words.empty() && text.starts_with('(')) {
+      text.remove_prefix(std::min(text.find(')'), text.size()));
     }
+    asserted += said;
     if (text.empty()) break;
     asserted += text[0];
     text.remove_prefix(1);
@@ -405,7 +406,9 @@ std::optional<ZeroWords> ReadZero(std::string_view words) {
 }
 
 std::optional<RecomputeWords> ReadRecompute(std::string_view said) {
-  if (DeniesAll(said) || said.starts_with("none")) return RecomputeWords();
+  if (DeniesAll(said) || said.starts_with("none") || said.starts_with("no ")) {
+    return RecomputeWords();
+  }
   const std::string text = Asserted(said);
   if (Has(text, "every other layer") || Has(text, "every second layer") ||
       Has(text, "selective layer")) {

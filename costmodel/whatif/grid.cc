@@ -39,9 +39,9 @@ Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
         TextbookName(SearchSpace(*made.graph, made.cluster), plan);
   }
   cell.notes = std::move(made.notes);
-  if (std::string idle =
-          IdleCollectiveNote(*made.graph, made.cluster, plan,
-                             options.predict.profile, options.predict.training);
+  if (std::string idle = IdleCollectiveNote(
+          *made.graph, made.cluster, plan, options.predict.profile,
+          options.predict.training, made.whole.get());
       !idle.empty()) {
     cell.notes.push_back(std::move(idle));
   }

@@ -27,7 +27,7 @@ struct GridOptions {
 struct Cell {
   std::vector<std::string> values;  // one for each axis
   bool done = false;
-  std::string problem;  // why there is no prediction; empty if there is one
+  std::string problem;     // why there is no prediction; empty if there is one
   std::string wrong_path;  // of a setting whose value is wrong here; or empty
   std::optional<Prediction> prediction;
   std::vector<std::string> notes;

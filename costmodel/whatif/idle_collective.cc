@@ -1,19 +1,34 @@
 #include "costmodel/whatif/idle_collective.h"
 
+#include <limits>
+#include <optional>
+
 #include "costmodel/evaluate/evaluator.h"
 
 namespace tessera {
 
 std::string IdleCollectiveNote(const Graph& graph, const Cluster& cluster,
                                const Plan& plan, const ProfileDb* profile,
-                               const TrainingOptions& training) {
+                               const TrainingOptions& training,
+                               const Cluster* whole) {
   if (cluster.collective.empty()) return "";
-  const auto step = [&](const Cluster& on) {
-    return Evaluator(graph, on, profile, training).Evaluate(plan).step_time;
+  const auto step = [&](const Cluster& on, const Cluster* before) {
+    return Evaluator(graph, on, profile, training,
+                     std::numeric_limits<int64_t>::max(), before)
+        .Evaluate(plan)
+        .step_time;
   };
   Cluster without = cluster;
   without.collective.clear();
-  if (step(cluster) != step(without)) return "";
+  std::optional<Cluster> whole_without;
+  if (whole != nullptr) {
+    whole_without = *whole;
+    whole_without->collective.clear();
+  }
+  if (step(cluster, whole) !=
+      step(without, whole_without ? &*whole_without : nullptr)) {
+    return "";
+  }
   return "collective " + cluster.collective +
          " has no effect: the step takes as long without it";
 }

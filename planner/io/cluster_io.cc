@@ -381,6 +381,9 @@ DeviceType Measured(DeviceType type) {
 }
 LinkType Measured(LinkType type) {
   type.source.clear();
+  type.bandwidth = {type.bandwidth.value * type.slowness};
+  type.in_switch_bandwidth = {type.in_switch_bandwidth.value * type.slowness};
+  type.slowness = 1;
   return type;
 }
 

@@ -224,6 +224,11 @@ Result<bool> Walk::MaskedScores(const OnnxNode& node) {
           (scores.Is(Value::Kind::kActivation) && IsSoftened(node)))) {
       continue;
     }
+    // A bias that begins with zeros hides nothing, but is trained.
+    if (weight && other.source != nullptr &&
+        other.source->is_parameter == true) {
+      continue;
+    }
     const auto constant = Constant(node, 1 - i);
     if (constant && constant->values.size() <= 1) continue;
     // Else what is added need not be one.

@@ -43,6 +43,8 @@ struct OnnxTensor {
   // which parameters, where the file says so.
   bool is_folded = false;
   std::vector<std::string> made_of;
+  // Whether from nothing else, by one step: laid out otherwise.
+  bool is_copy = false;
   // The parameter whose transpose it is (planner/io/onnx_transposes.h).
   std::string transpose_of;
 

@@ -276,12 +276,14 @@ void FindParameters(const proto::onnx::Graph& graph, OnnxModel& model) {
   }
   std::map<std::string, bool> known;
   std::map<std::string, std::vector<std::string>> folded;
+  std::set<std::string> copies;
   for (const proto::onnx::ValueInfo& value : graph.value_info()) {
     for (const proto::onnx::Entry& entry : value.metadata_props()) {
       if (entry.key() == kKind) {
         known[value.name()] = entry.value() == "PARAMETER";
       } else if (entry.key() == kFoldedFrom && listed) {
         std::vector<std::string> names = Quoted(entry.value(), "'");
+        if (names.size() == 1) copies.insert(value.name());
         std::erase_if(names, [&](const std::string& name) {
           return !parameters.contains(name);
         });
@@ -297,6 +299,7 @@ void FindParameters(const proto::onnx::Graph& graph, OnnxModel& model) {
     if (made == folded.end()) continue;
     tensor.is_folded = true;
     tensor.made_of = made->second;
+    tensor.is_copy = copies.contains(tensor.name);
   }
 }
 

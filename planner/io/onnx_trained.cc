@@ -313,7 +313,8 @@ void Walk::FindNumbers() {
     });
     const bool neutral = equal && (numbers[0] == 0 || numbers[0] == 1);
     if (frozen || buffer || sinusoids || (of_norm && neutral) ||
-        (of_places && (!masks || hides)) || (of_elements && marks)) {
+        (of_places && tensor.is_parameter != true && (!masks || hides)) ||
+        (of_elements && marks)) {
       value = ConstantValue({tensor.dims, std::move(numbers), true});
     }
   }

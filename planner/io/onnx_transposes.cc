@@ -77,9 +77,11 @@ std::optional<bool> IsTranspose(const OnnxTensor& a, const OnnxTensor& b,
     const double value = of_a.At(at);
     if (value != of_b.At(at % columns * rows + at / columns)) return false;
     if (std::ssize(values) < kLeastValues) values.insert(value);
+    // Constants need not be read to their end.
+    if (distinct && i == kLeastValues && values.size() < 4) return false;
   }
   return !distinct ||
-         std::ssize(values) >= std::min(kLeastValues, (count + 1) / 2);
+         std::ssize(values) >= std::min(kLeastValues, count / 2 + 1);
 }
 
 // PyTorch's older exporter calls what it computes "onnx::MatMul_7".
@@ -105,6 +107,7 @@ void FindTransposes(OnnxModel& model, const std::string& path) {
     if (reversed == of_size.end()) continue;
     for (const OnnxTensor* other : reversed->second) {
       const bool named =
+          tensor.is_copy &&
           tensor.made_of == std::vector<std::string>{other->name};
       const bool older = !tensor.is_folded && IsComputed(tensor.name);
       if ((!named && !older) || other->type != tensor.type) continue;

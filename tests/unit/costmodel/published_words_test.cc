@@ -160,6 +160,11 @@ TEST(Words, OfRecompute) {
     EXPECT_EQ(words->every, c.every) << c.text;
     EXPECT_THAT(words->kept, IsEmpty()) << c.text;
   }
+  for (const char* text :
+       {"no recompute (full model fits)", "recompute=no", "full recompute: no",
+        "no activation checkpointing, full precision"}) {
+    EXPECT_EQ(ReadRecompute(text)->level, RecomputeLevel::kNone) << text;
+  }
   // What policies keep.
   const auto qkv = ReadRecompute("remat policy save_qkv_proj");
   ASSERT_TRUE(qkv);
@@ -236,6 +241,8 @@ TEST(Words, OfAttention) {
   EXPECT_EQ(ReadAttention("without flash attention"), kUnfused);
   EXPECT_EQ(ReadAttention("flash attention disabled"), kUnfused);
   EXPECT_EQ(ReadAttention("no flash, sdpa"), kFused);
+  EXPECT_EQ(ReadAttention("no flash attention (sdpa)"), kUnfused);
+  EXPECT_EQ(ReadAttention("flash: no"), kUnfused);
   EXPECT_EQ(ReadAttention("eager"), kUnfused);
   EXPECT_EQ(ReadAttention("flash v1"), kFlash1);
   EXPECT_EQ(ReadAttention("xformers"), kFlash1);

@@ -468,6 +468,27 @@ TEST(Onnx, MasksOfWindows) {
               HasSubstr("its mask is neither causal"));
 }
 
+// As a mask of nothing would look like, but the file says what it is.
+TEST(Onnx, BiasesOfScoresThatBeginWithZerosAreTrained) {
+  Parts parts = SmallAttention(true);
+  const auto masked =
+      std::ranges::find_if(parts.nodes, [](const Message& node) {
+        return node.bytes().find("masked") != std::string::npos;
+      });
+  ASSERT_NE(masked, parts.nodes.end());
+  *masked = NodeOf("Add", "biased", {"s0", "b"}, "s1");
+  parts.weights.push_back(FloatsOf("b", {2, 6, 6}, std::vector<float>(72, 0)));
+  const auto count = [&](const char* kind) {
+    Parts said = parts;
+    said.values = {Message().Text(1, "b").Add(
+        4, NoteOf("pkg.torch.export.graph_signature.InputSpec.kind", kind))};
+    said.notes = {NoteOf("pkg.torch.export.ExportedProgram.graph_signature",
+                         "p_b: PARAMETER target='b'\n")};
+    return ParameterCount(Imported(said, Options(4, 6)));
+  };
+  EXPECT_EQ(count("PARAMETER"), count("BUFFER") + 72);
+}
+
 // What either of two masks hides is hidden, however they are applied.
 TEST(Onnx, MasksBehindOneAnother) {
   for (const auto& [first, second] :
