@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "costmodel/host_size.h"
 #include "planner/base/rng.h"
 #include "planner/lower/factored_update.h"
 #include "planner/lower/staging.h"
@@ -82,15 +83,6 @@ std::optional<SplitSequence> SplitOf(const Graph& graph, const TaskView& view) {
   return split;
 }
 
-// As many as a host has at most.
-double DevicesPerHost(const Cluster& cluster) {
-  std::vector<int> count(static_cast<size_t>(cluster.num_nodes()));
-  for (const Device& device : cluster.devices) {
-    ++count[static_cast<size_t>(device.node)];
-  }
-  return std::ranges::max(count);
-}
-
 // The task as the group's devices of one type see it.
 TaskView CountedView(const TaskView& view, const GroupClass& where,
                      size_t type) {
@@ -112,7 +104,7 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
       exchanges_(graph, cluster, profile, whole),
       classes_(cluster, exchanges_.router()),
       fusions_(graph, cluster, profile, options),
-      devices_per_host_(DevicesPerHost(cluster)),
+      devices_per_host_(MostDevicesOfHost(cluster)),
       shards_(kShards) {
   NumberNodes();
   NumberKernels();

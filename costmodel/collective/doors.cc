@@ -6,6 +6,8 @@
 #include <map>
 #include <set>
 
+#include "planner/base/divide.h"
+
 namespace tessera {
 namespace {
 
@@ -80,7 +82,7 @@ std::vector<int> Deal(const HostRanks& host, const std::vector<int>& wanted) {
   const std::vector<bool> can_be_door = CanBeDoors(host);
   const auto doors_of_all = std::ranges::count(can_be_door, true);
   const auto even_uses =
-      static_cast<int>((std::ssize(wanted) + doors_of_all - 1) / doors_of_all);
+      static_cast<int>(DivideUp(std::ssize(wanted), doors_of_all));
   NicLoads loads;
   std::vector<int> uses(size, 0);
   const auto take = [&](size_t ring, size_t position) {

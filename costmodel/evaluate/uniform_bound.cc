@@ -8,6 +8,7 @@
 #include "costmodel/evaluate/all_reduce.h"
 #include "costmodel/evaluate/block_sample.h"
 #include "costmodel/evaluate/one_switch.h"
+#include "costmodel/host_size.h"
 #include "planner/base/rng.h"
 #include "planner/lower/accumulation.h"
 #include "planner/plan/work_shares.h"
@@ -15,15 +16,6 @@
 
 namespace tessera {
 namespace {
-
-// The devices of a host, the most.
-int HostSize(const Cluster& cluster) {
-  std::vector<int> count(static_cast<size_t>(cluster.num_nodes()));
-  for (const Device& device : cluster.devices) {
-    ++count[static_cast<size_t>(device.node)];
-  }
-  return std::ranges::max(count);
-}
 
 // Whether a layer's replica is a block of neighbours, in the usual order.
 bool IsInnermost(const Strategy& strategy) {
@@ -117,7 +109,7 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
       facts_(short_.graph, cluster_, options),
       shapes_(ShapesOf(short_.graph, Plan().prefetch)),
       pricer_(short_.graph, cluster_, profile, PricerOptionsOf(options)),
-      host_size_(HostSize(cluster_)),
+      host_size_(MostDevicesOfHost(cluster_)),
       alike_(pricer_.hosts_are_alike()),
       one_type_(std::ranges::all_of(
           cluster_.devices,

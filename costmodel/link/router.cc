@@ -10,6 +10,8 @@
 #include <optional>
 #include <utility>
 
+#include "planner/base/divide.h"
+
 namespace tessera {
 namespace {
 
@@ -617,7 +619,7 @@ const NearestNics& Router::NicsOf(DeviceId device) const {
                                     nearest->numbers[0]);
     }
     nearest->at_once =
-        static_cast<int>((nearest->numbers.size() + devices - 1) / devices);
+        static_cast<int>(DivideUp(nearest->numbers.size(), devices));
   }
   if (!left_out_.empty()) {
     std::erase_if(nearest->numbers, [&](int number) {

@@ -86,29 +86,18 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
 }
 
 std::vector<ClusterSubset> EverSmallerParts(const Cluster& cluster) {
+  // Ranks count up from the first host on.
+  const auto on_first = [&](int hosts) {
+    return static_cast<size_t>(std::ranges::count_if(
+        cluster.devices, [&](const Device& d) { return d.node < hosts; }));
+  };
   std::vector<ClusterSubset> parts;
   const size_t count = cluster.devices.size();
-  // Of devices on the first hosts, however these are numbered.
-  int hosts = cluster.num_nodes();
-  for (hosts /= 2; hosts > 0; hosts /= 2) {
-    ClusterSubset& part = parts.emplace_back();
-    for (const Device& device : cluster.devices) {
-      part.push_back(device.node < hosts);
-    }
+  for (int hosts = cluster.num_nodes() / 2; hosts > 0; hosts /= 2) {
+    parts.push_back(First(on_first(hosts), count));
   }
-  const ClusterSubset host =
-      cluster.num_nodes() > 1 ? parts.back() : ClusterSubset(count, true);
-  auto devices = static_cast<size_t>(std::ranges::count(host, true));
-  for (devices /= 2; devices > 0; devices /= 2) {
-    ClusterSubset& part = parts.emplace_back(host);
-    size_t left = devices;
-    for (size_t d = 0; d < count; ++d) {
-      if (part[d] && left > 0) {
-        --left;
-      } else {
-        part[d] = false;
-      }
-    }
+  for (size_t devices = on_first(1) / 2; devices > 0; devices /= 2) {
+    parts.push_back(First(devices, count));
   }
   return parts;
 }

@@ -115,8 +115,8 @@ class Checker {
             Fail(count, t, "reads what was never written");
           }
         } else if (written->second != read &&
+                   // (Another name of the value that was written is that.)
                    tasks_.value(read).alias_of != written->second) {
-          // (What is another name of the value that was written is that.)
           Fail(count, t, "reads a buffer that has become another value");
         }
       }
