@@ -142,7 +142,7 @@ Error Interrupted(int rank, std::string_view who) {
 // Descriptors that the system gives to who asks: each rank of a job takes one
 // of rank 0's.
 void RaiseDescriptorLimit(int ranks) {
-  constexpr rlim_t kOthers = 256;
+  constexpr rlim_t kOthers = 256;  // files and sockets: a choice
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   const rlim_t wanted = static_cast<rlim_t>(ranks) + kOthers;
@@ -239,8 +239,8 @@ class Server {
     connections_.push_back(std::move(connection));
   }
 
-  // Who connects and says nothing gives its own back in kGreetingTime. Where
-  // all have come nobody of the job misses one.
+  // Who connects and says nothing gives its own back in kGreetingTime; half as
+  // much again is a choice. Where all have come nobody of the job misses one.
   void LackDescriptors(int error) {
     const Clock::time_point now = Clock::now();
     accept_again_ = now + kNoDescriptorsPause;
