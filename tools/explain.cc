@@ -14,6 +14,7 @@
 #include "planner/base/format.h"
 #include "planner/base/threads.h"
 #include "planner/plan/describe.h"
+#include "planner/plan/stages.h"
 #include "tools/explain_output.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
@@ -21,6 +22,7 @@
 #include "tools/search_limits.h"
 #include "tools/step_report.h"
 #include "tools/text.h"
+#include "tools/trainers.h"
 #include "tools/verb.h"
 #include "tools/which_strategy.h"
 
@@ -313,11 +315,45 @@ Json ExplainJson(const Inputs& inputs, const Plan& plan, const Explanation& e) {
   return json;
 }
 
+Result<int> PrintSettings(const Options& options, const Inputs& inputs,
+                          const Plan& plan) {
+  for (const std::string_view flag : {"--time-limit", "--threads", "--seed"}) {
+    if (options.Given(flag)) {
+      return InvalidInput("does nothing beside --as", std::string(flag));
+    }
+  }
+  const GraphIndex index(inputs.graph);
+  TESSERA_TRY(const TrainerSettings settings,
+              SettingsOf(options.trainer, index, inputs.cluster, plan,
+                         options.training));
+  if (options.json) {
+    std::cout << Json::Object(
+                     {{"trainer", options.trainer},
+                      {"devices", World(plan).devices.size()},
+                      {"settings", settings.settings},
+                      {"notes", Json::ArrayOf(settings.notes,
+                                              [](const std::string& note) {
+                                                return Json(note);
+                                              })}})
+                     .ToString()
+              << "\n";
+    return 0;
+  }
+  std::cout << settings.text << "\n" << std::flush;
+  for (const std::string& note : settings.notes) {
+    std::cerr << "tessera: note: " << note << "\n";
+  }
+  return 0;
+}
+
 }  // namespace
 
 Result<int> RunExplain(const Options& options) {
   if (options.proposals && !options.which_strategy) {
     return InvalidInput("is of the search of --which-strategy", "--proposals");
+  }
+  if (options.which_strategy && options.Given("--as")) {
+    return InvalidInput("is not for --which-strategy", "--as");
   }
   TESSERA_TRY(Inputs inputs, ReadInputs(options));
   if (options.which_strategy) {
@@ -326,6 +362,10 @@ Result<int> RunExplain(const Options& options) {
   }
   TESSERA_TRY(Plan plan, PlanOrDataParallel(inputs));
   WarnOfIdle(plan, inputs);
+  if (options.Given("--as")) {
+    PrintWarnings(inputs);
+    return PrintSettings(options, inputs, plan);
+  }
   WarnOfIdleCollective(plan, options.training, inputs);
   PrintWarnings(inputs);
   const SearchSpace space(inputs.graph, inputs.cluster);

@@ -386,6 +386,10 @@ std::span<const Flag> Flags() {
        "print the textbook's decision table for the model and cluster beside "
        "what the search finds",
        SetTrue<&Options::which_strategy>},
+      {"--as", "NAME",
+       "print the plan as settings of another training program and nothing "
+       "else ('tessera list trainers')",
+       SetText<&Options::trainer>},
       {"--trace", "FILE",
        "write the step, simulated or measured, as a Chrome trace (JSON), for "
        "ui.perfetto.dev",

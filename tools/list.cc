@@ -25,6 +25,7 @@
 #include "runtime/learning_rate.h"
 #include "tools/json.h"
 #include "tools/text.h"
+#include "tools/trainers.h"
 #include "tools/verb.h"
 
 namespace tessera {
@@ -166,6 +167,8 @@ std::span<const Kind> Kinds() {
        [] { return Entries(Subspaces()); }},
       {"approaches", "the textbook's strategies, by 'tessera explain'",
        [] { return Entries(Approaches()); }},
+      {"trainers", "programs whose settings 'tessera explain --as' prints",
+       [] { return Entries(Trainers()); }},
       {"importers", "files that --model reads",
        [] { return Entries(Importers()); }},
       {"onnx", "operators of ONNX files, and what becomes of them",

@@ -53,6 +53,7 @@ struct Options {
 
   // explain
   bool which_strategy = false;
+  std::string trainer;  // of --as
 
   // simulate; trace also run
   std::string trace;

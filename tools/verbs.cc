@@ -270,15 +270,15 @@ std::span<const Verb> Verbs() {
        "takes. Without a plan "
        "or strategy it is data parallelism. With "
        "--which-strategy it prints what the textbook advises for the model and "
-       "cluster, and what a search finds, which --time-limit then limits. The "
-       "exit code is 3 where the plan does not fit. docs/search.md explains "
-       "it.",
+       "cluster, and what a search finds, which --time-limit then limits; with "
+       "--as, the plan for another training program. The exit code is 3 where "
+       "the plan does not fit. docs/search.md explains it.",
        "tessera explain --model zoo:gpt2-xl --cluster dgx-a100-80gb:4 "
        "--global-batch 512 --seq-len 1024 --strategy dp=4,tp=8,mbs=4",
        "",
        Flags({kPlanned,
-              "--plan --strategy --which-strategy --time-limit --proposals "
-              "--threads --seed --json"}),
+              "--plan --strategy --which-strategy --as --time-limit "
+              "--proposals --threads --seed --json"}),
        {"--model", "--cluster"},
        RunExplain},
       {"diff",

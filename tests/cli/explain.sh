@@ -156,6 +156,35 @@ wait $explain || code=$?
 grep -q "^what binds: " "$work/text" || fail "Ctrl-C took the answer back"
 
 fails 2 "which-strategy" explain "${tiny[@]}" "${cluster[@]}" --proposals 10
+
+# The plan for another program: a shell reads what --json has.
+other=(--model zoo:llama-3-8b --cluster dgx-h100:3 --global-batch 48
+  --seq-len 2048 --strategy tp=8,pp=3,sp=1,schedule=gpipe)
+"$tessera" explain "${other[@]}" --as megatron-lm >"$work/text" 2>"$work/stderr"
+grep -q "^tessera: note: schedule=gpipe: " "$work/stderr" || fail "no note"
+"$tessera" explain "${other[@]}" --as megatron-lm --json >"$work/other.json"
+eval "printf '%s\n' $(cat "$work/text")" >"$work/words"
+python3 - "$work/other.json" "$work/words" <<'PYTHON' || fail "other arguments"
+import json, sys
+j = json.load(open(sys.argv[1]))
+words = open(sys.argv[2]).read().splitlines()
+assert words == j["settings"] and j["devices"] == 24, words
+assert words[words.index("--pipeline-model-parallel-layout") + 1] == \
+    "Et*11|t*11|t*10L", words
+PYTHON
+"$tessera" explain "${tiny[@]}" "${cluster[@]}" --strategy zero=2 \
+  --as deepspeed >"$work/ds.json"
+json '(j["zero_optimization"]["stage"] == 2 and j["train_batch_size"] ==
+  4 * j["train_micro_batch_size_per_gpu"] * j["gradient_accumulation_steps"])' \
+  "$work/ds.json" >/dev/null
+fails 2 "unknown trainer 'megatron'; did you mean 'megatron-lm'?" explain \
+  "${other[@]}" --as megatron
+fails 2 "the plan has pp=3, which is no setting" explain "${other[@]}" \
+  --as deepspeed
+fails 2 "does nothing beside --as" explain "${other[@]}" --as megatron-lm \
+  --time-limit 1
+fails 2 "is not for --which-strategy" explain "${other[@]}" --as megatron-lm \
+  --which-strategy
 fails 2 "explain: needs --model" explain "${cluster[@]}"
 fails 2 "diff: needs two plan files" diff "$work/dp=4.json" "${tiny[@]}" \
   "${cluster[@]}"
