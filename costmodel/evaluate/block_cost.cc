@@ -160,6 +160,7 @@ Strategy ReplicaOf(const Strategy& strategy) {
   replica.zero_group = 0;
   replica.bucket = {};
   replica.prefetch = kUsual.prefetch;
+  replica.by_speed = kUsual.by_speed;
   replica.schedule = kUsual.schedule;
   replica.order = kUsual.order;
   replica.parameter_tier = kUsual.parameter_tier;
@@ -274,17 +275,24 @@ class CostsOfReplica {
     const int period =
         std::min(std::lcm(ranks, setting_.period),
                  static_cast<int>(pricer_.cluster().devices.size()));
+    const auto counts = [&](const DeviceGroup& group) {
+      return setting_.types == 0 ||
+             TypesOf(pricer_.cluster(), group) == setting_.types;
+    };
+    own_counts_ = counts(own);
     std::set<int> known = {pricer_.ClassOf(own)};
     for (int first = ranks; first + ranks <= period; first += ranks) {
       DeviceGroup group = own;
       for (DeviceId& device : group.devices) {
         device = DeviceId(device.value + first);
       }
+      if (!counts(group)) continue;
       const int number = pricer_.ClassOf(group);
       if (!known.insert(number).second) continue;
       elsewhere_.push_back(std::move(group));
       classes_.push_back(number);
     }
+    TESSERA_CHECK(own_counts_ || !elsewhere_.empty()) << "no such replica";
   }
 
   // Each replica pays what the luckiest pays; of exchanges without `comm`
@@ -308,6 +316,7 @@ class CostsOfReplica {
         Duration& duration = made.tasks[t].cost.duration;
         if (exchanges[t] && !comm) duration = {};
         if (exchanges[t] ? !comm : !setting_.unlike_devices) continue;
+        bool known = own_counts_;
         for (size_t g = 0; g < elsewhere_.size(); ++g) {
           TaskView view;
           view.task = &task;
@@ -315,7 +324,9 @@ class CostsOfReplica {
           view.group = &elsewhere_[g];
           view.group_class = classes_[g];
           view.zigzag = plan_.zigzag;
-          duration = std::min(duration, pricer_.Price(view).duration);
+          const Duration price = pricer_.Price(view).duration;
+          duration =
+              std::exchange(known, true) ? std::min(duration, price) : price;
         }
       }
     }
@@ -448,6 +459,7 @@ class CostsOfReplica {
   };
   std::vector<std::unique_ptr<Priced>> priced_;  // by block
   const std::set<TensorId> tied_;
+  bool own_counts_ = true;  // the plan's own group
   std::vector<DeviceGroup> elsewhere_;
   std::vector<int> classes_;  // of these
   // Of what forward leaves the block and the buffer that has it.
@@ -472,6 +484,14 @@ Passage Passage::Then(const Passage& next) const {
       join(input_to_stream, next.stream_to_output,  //
            input_to_output, next.input_to_output),
   };
+}
+
+uint64_t TypesOf(const Cluster& cluster, const DeviceGroup& group) {
+  uint64_t types = 0;
+  for (const DeviceId device : group.devices) {
+    types |= uint64_t{1} << cluster.devices[device.index()].type;
+  }
+  return types;
 }
 
 std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,

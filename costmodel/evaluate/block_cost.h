@@ -65,10 +65,16 @@ struct ReplicaSetting {
   // before.
   int period = 0;
   bool unlike_devices = false;
+  // Only replicas on devices of just these types count, by the bits of
+  // Device::type; 0: all. REQUIRES: there are some.
+  uint64_t types = 0;
   // By block the one whose costs it gets: a block stands for itself, or for
   // others. Empty: each for itself.
   std::span<const int> stands;
 };
+
+// The types of a group's devices, of less than 64.
+uint64_t TypesOf(const Cluster& cluster, const DeviceGroup& group);
 
 // By block of the index's graph; empty where the strategy has no plan. Of
 // `strategy` only what splits a layer counts. `comm`: with collectives within

@@ -1,7 +1,9 @@
 #include "costmodel/evaluate/uniform_bound.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -11,6 +13,7 @@
 #include "costmodel/host_size.h"
 #include "planner/base/rng.h"
 #include "planner/lower/accumulation.h"
+#include "planner/plan/strategy_groups.h"
 #include "planner/plan/work_shares.h"
 #include "planner/schedule/pipeline_schedule.h"
 
@@ -37,10 +40,18 @@ bool IsInnermost(const Strategy& strategy) {
   return true;
 }
 
-// What the tables do not know.
+// Whether the stages of one replica are nearer to each other than replicas.
+bool StagesAreInside(const Strategy& strategy) {
+  const auto at = [&](MeshDimension d) {
+    return std::ranges::find(strategy.order, d) - strategy.order.begin();
+  };
+  return at(MeshDimension::kPipeline) < at(MeshDimension::kData);
+}
+
+// Whether the tables know it.
 bool IsPlain(const Strategy& s) {
   return s.actions.empty() && s.recompute_layers == 0 && !s.split_branches &&
-         !s.by_speed && s.dp_kind == DataParallelKind::kDdp &&
+         s.dp_kind == DataParallelKind::kDdp &&
          s.activation_tier == MemoryTier::kDevice;
 }
 
@@ -58,6 +69,9 @@ int64_t Picoseconds(double bytes, BytesPerSecond rate) {
 
 // Moments and masters are read and written.
 constexpr double kUpdatePasses = 2;
+
+// Types of devices that have bits in the keys of tables.
+constexpr size_t kMostTypes = 8;
 
 constexpr Score kNothingKnown = {Duration{}, Bytes{}, /*feasible=*/true};
 
@@ -118,10 +132,6 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
       adds_apart_(std::ranges::any_of(short_.graph.nodes, [&](const Node& n) {
         return !AddsItsGradients(short_.graph, n);
       })) {
-  for (const Device& device : cluster_.devices) {
-    const auto type = static_cast<size_t>(device.type);
-    memory_ = Max(memory_, cluster_.device_types[type].memory);
-  }
   if (profile != nullptr) return;
   const Router router(cluster_);
   const auto hosts = static_cast<size_t>(cluster_.num_nodes());
@@ -217,13 +227,107 @@ void UniformBound::SetBandwidths(const Router& router) {
   }
 }
 
-UniformBound::Pipeline UniformBound::PipelineOf(
-    const GraphIndex& index, const Strategy& strategy,
-    const BlockCosts& blocks) const {
+UniformBound::Placement UniformBound::PlacementOf(
+    const GraphIndex& index, const Strategy& strategy) const {
+  const auto groups = GroupsOf(index, cluster_, strategy);
+  Placement placement;
+  placement.starts = PositionStarts(index, cluster_, strategy, groups);
+  std::vector<Chain>& chains = placement.chains;
+  chains.assign(static_cast<size_t>(strategy.dp),
+                Chain(groups.size(), Replica{0, strategy.mbs}));
+  for (size_t s = 0; s < groups.size(); ++s) {
+    const DeviceGroup& group = groups[s];
+    AxisSet data = 0;
+    AxisSet uneven = 0;
+    for (size_t a = 0; a < group.axes.size(); ++a) {
+      const AxisSet axis = AxisSet{1} << a;
+      if (group.axes[a].name.starts_with("dp")) data |= axis;
+      if (!group.axes[a].shares.empty()) uneven |= axis;
+    }
+    // What rounding leaves of shares of shares is not looked at.
+    if (std::popcount(uneven) > 1) return Placement();
+    std::vector<DeviceGroup> replicas(chains.size());
+    for (size_t i = 0; i < group.devices.size(); ++i) {
+      const int rank = static_cast<int>(i);
+      const auto r = static_cast<size_t>(group.Coordinate(rank, data));
+      replicas[r].devices.push_back(group.devices[i]);
+      if (uneven == 0) continue;
+      const auto axis = static_cast<size_t>(std::countr_zero(uneven));
+      const std::vector<int>& shares = group.axes[axis].shares;
+      const int all = std::accumulate(shares.begin(), shares.end(), 0);
+      const int own = shares[static_cast<size_t>(
+          group.Coordinate(rank, static_cast<int>(axis)))];
+      chains[r][s].samples = strategy.mbs * group.axes[axis].size * own / all;
+    }
+    for (size_t r = 0; r < chains.size(); ++r) {
+      chains[r][s].types = TypesOf(cluster_, replicas[r]);
+      // Else samples of one chain pass on to others.
+      if (chains[r][s].samples != chains[r][0].samples) return Placement();
+    }
+  }
+  std::ranges::sort(chains);
+  const auto repeated = std::ranges::unique(chains);
+  chains.erase(repeated.begin(), repeated.end());
+  return placement;
+}
+
+std::vector<UniformBound::Pipeline> UniformBound::PipelinesOf(
+    const GraphIndex& index, const Strategy& strategy, bool splits) const {
+  std::vector<Chain> chains;
+  std::vector<int> starts;
+  if (!one_type_ && IsInnermost(strategy) &&
+      cluster_.device_types.size() <= kMostTypes) {
+    // Where replicas lie; what else it depends on where work goes by speed.
+    Strategy laid = strategy;
+    if (!laid.by_speed) laid.mbs = laid.vp = 1;
+    const Placement& placement = placements_.Keep(
+        {Word({{laid.tp, 20}, {laid.cp, 20}, {laid.ep, 20}}),
+         Word({{laid.pp, 16}, {laid.vp, 16}, {laid.mbs, 30}}),
+         Word({{laid.by_speed, 1}, {StagesAreInside(laid), 1}})},
+        [&] { return PlacementOf(index, laid); });
+    chains = placement.chains;
+    starts = placement.starts;
+  } else if (!strategy.by_speed) {
+    chains.emplace_back(strategy.pp, Replica());
+  }
+  if (!strategy.by_speed) {
+    for (Chain& chain : chains) {
+      for (Replica& replica : chain) replica.samples = strategy.mbs;
+    }
+    starts = StageStarts(index, strategy.pp * strategy.vp);
+  }
+  std::vector<Pipeline> pipelines;
+  for (const Chain& chain : chains) {
+    auto pipeline = PipelineOf(strategy, splits, starts, chain);
+    if (!pipeline) return {};
+    pipelines.push_back(*std::move(pipeline));
+  }
+  return pipelines;
+}
+
+std::optional<UniformBound::Pipeline> UniformBound::PipelineOf(
+    const Strategy& strategy, bool splits, const std::vector<int>& starts,
+    const Chain& chain) const {
   const auto pp = static_cast<size_t>(strategy.pp);
   Pipeline pipeline;
   pipeline.stages.resize(pp);
-  const std::vector<int> starts = StageStarts(index, strategy.pp * strategy.vp);
+  std::vector<const BlockCosts*> blocks_of;  // by stage
+  for (size_t s = 0; s < pp; ++s) {
+    Strategy of_stage = strategy;
+    of_stage.mbs = chain[s].samples;
+    const int64_t samples = short_.graph.global_batch / strategy.ep;
+    while (samples % of_stage.mbs != 0) --of_stage.mbs;
+    blocks_of.push_back(&CostsOf(of_stage, splits, chain[s].types));
+    if (blocks_of.back()->empty()) return std::nullopt;
+    for (const Device& device : cluster_.devices) {
+      if (chain[s].types != 0 && (chain[s].types >> device.type & 1) == 0) {
+        continue;
+      }
+      pipeline.stages[s].memory =
+          Max(pipeline.stages[s].memory,
+              cluster_.device_types[static_cast<size_t>(device.type)].memory);
+    }
+  }
   int64_t fill = 0;
   int64_t drain = 0;
   for (size_t position = 0; position < starts.size(); ++position) {
@@ -234,7 +338,8 @@ UniformBound::Pipeline UniformBound::PipelineOf(
                            ? static_cast<size_t>(starts[position + 1])
                            : short_.block_of.size();
     const auto block = [&](size_t b) -> const BlockCost& {
-      return blocks[static_cast<size_t>(short_.block_of[b])];
+      return (
+          *blocks_of[position % pp])[static_cast<size_t>(short_.block_of[b])];
     };
     const BlockCost& first = block(begin);
     const BlockCost& last = block(end - 1);
@@ -293,11 +398,7 @@ void UniformBound::SetExchanges(const Strategy& strategy,
     setting.device_exchange = (copies - 1) / copies / device_bandwidth_;
   }
   if (host_bandwidth_ == 0 || !IsInnermost(strategy)) return;
-  const auto at = [&](MeshDimension d) {
-    return std::ranges::find(strategy.order, d) - strategy.order.begin();
-  };
-  const bool stages_inside =
-      at(MeshDimension::kPipeline) < at(MeshDimension::kData);
+  const bool stages_inside = StagesAreInside(strategy);
   // Ranks from one replica of a stage to its next.
   const int64_t stride = replica * (stages_inside ? strategy.pp : 1);
   const int64_t step = replica * (stages_inside ? 1 : setting.dp);
@@ -325,7 +426,10 @@ void UniformBound::SetExchanges(const Strategy& strategy,
     }
     setting.exchange = strategy.tp * (hosts - 1) / hosts / bandwidth;
   }
-  setting.onward = static_cast<double>(in_host) / host_bandwidth_;
+  // Of unlike shares a chain does not say what its neighbours send.
+  if (!strategy.by_speed) {
+    setting.onward = static_cast<double>(in_host) / host_bandwidth_;
+  }
 }
 
 std::vector<UniformBound::Exchange> UniformBound::ExchangesOf(
@@ -373,7 +477,7 @@ std::vector<UniformBound::Exchange> UniformBound::ExchangesOf(
 }
 
 UniformBound::Key UniformBound::KeyOf(const Strategy& strategy, bool comm,
-                                      bool splits) {
+                                      bool splits, uint64_t types) {
   return {Word({{strategy.tp, 20}, {strategy.cp, 20}, {strategy.ep, 20}}),
           Word({{strategy.mbs, 30},
                 {strategy.tiles, 20},
@@ -381,18 +485,22 @@ UniformBound::Key UniformBound::KeyOf(const Strategy& strategy, bool comm,
                 {static_cast<int64_t>(strategy.cp_kind[0]), 8},
                 {strategy.zigzag, 1},
                 {strategy.sp, 1}}),
-          Word({{strategy.etp, 20}, {comm, 1}, {splits, 1}})};
+          Word({{strategy.etp, 20},
+                {comm, 1},
+                {splits, 1},
+                {static_cast<int64_t>(types), kMostTypes}})};
 }
 
 const UniformBound::BlockCosts& UniformBound::CostsOf(const Strategy& strategy,
-                                                      bool splits) const {
+                                                      bool splits,
+                                                      uint64_t types) const {
   const bool comm = IsInnermost(strategy);
-  return blocks_.Keep(KeyOf(strategy, comm, splits), [&] {
+  return blocks_.Keep(KeyOf(strategy, comm, splits, types), [&] {
     return CostsOfBlocks(
         {&index_, shapes_, &pricer_, &facts_,
          alike_ && one_type_ ? host_size_
                              : static_cast<int>(cluster_.devices.size()),
-         !one_type_, stands_},
+         !one_type_, types, stands_},
         strategy, comm, splits);
   });
 }
@@ -487,12 +595,21 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
   // Of the tables' plans, which have more, gradients are added up.
   if (adds_apart_ && setting.shape.microbatches == 1) return std::nullopt;
   const bool splits = (*schedule)->put_off != nullptr;
-  const BlockCosts& blocks = CostsOf(strategy, splits);
-  if (blocks.empty()) return std::nullopt;
-  Key key = KeyOf(strategy, IsInnermost(strategy), splits);
-  key[2] = Word({{strategy.pp, 16}, {strategy.vp, 16}}) << 32 | key[2];
-  setting.pipeline = &pipelines_.Keep(
-      key, [&] { return PipelineOf(index, strategy, blocks); });
+  const bool innermost = IsInnermost(strategy);
+  Key key = KeyOf(strategy, innermost, splits, /*types=*/0);
+  key[2] = Word({{strategy.pp, 16},
+                 {strategy.vp, 16},
+                 {strategy.by_speed, 1},
+                 {StagesAreInside(strategy), 1}})
+               << 30 |
+           key[2];
+  setting.pipelines = &pipelines_.Keep(key, [&] {
+    Strategy complete = strategy;
+    complete.dp = static_cast<int>(setting.dp);
+    return PipelinesOf(index, complete, splits);
+  });
+  if (setting.pipelines->empty()) return std::nullopt;
+  setting.pipeline = setting.pipelines->data();
   SetExchanges(strategy, setting);
   return setting;
 }
@@ -705,59 +822,61 @@ int64_t UniformBound::Walk(const Strategy& strategy,
   return time;
 }
 
-double UniformBound::StoredIn(const Strategy& strategy,
-                              const Setting& setting) const {
-  double most = 0;
+double UniformBound::LackingStored(const Strategy& strategy,
+                                   const Setting& setting) const {
+  double most = -std::numeric_limits<double>::infinity();
   for (const StageCost& stage : setting.pipeline->stages) {
     most = std::max(
-        most, StoredBytes(stage, strategy, setting.dp, MemoryTier::kDevice));
+        most, StoredBytes(stage, strategy, setting.dp, MemoryTier::kDevice) -
+                  static_cast<double>(stage.memory.value));
   }
   return most;
 }
 
-double UniformBound::PeakOf(const Strategy& strategy,
-                            const Setting& setting) const {
-  double peak = 0;
+double UniformBound::LackingAtPeak(const Strategy& strategy,
+                                   const Setting& setting) const {
+  double most = -std::numeric_limits<double>::infinity();
   for (int s = 0; s < strategy.pp; ++s) {
     const StageCost& stage = setting.pipeline->stages[static_cast<size_t>(s)];
     double bytes = static_cast<double>(
         stage.kept * setting.schedule->ahead(s, setting.shape) +
         stage.backward_peak);
     bytes += StoredBytes(stage, strategy, setting.dp, MemoryTier::kDevice);
-    peak = std::max(peak, bytes);
+    most = std::max(most, bytes - static_cast<double>(stage.memory.value));
   }
-  return peak;
+  return most;
 }
 
 Score UniformBound::Of(const GraphIndex& index, const Strategy& strategy,
                        Objective::Bound bound) const {
-  if (bound == Objective::Bound::kLoose &&
-      strategy.recompute != RecomputeLevel::kNone) {
-    Strategy once = strategy;
-    once.recompute = RecomputeLevel::kNone;
-    const auto setting = SettingOf(index, once);
-    return setting ? ScoreFor(once, *setting, Formula(once, *setting),
-                              StoredIn(once, *setting))
-                   : kNothingKnown;
-  }
-  const auto setting = SettingOf(index, strategy);
+  const bool once = bound == Objective::Bound::kLoose &&
+                    strategy.recompute != RecomputeLevel::kNone;
+  Strategy told = strategy;
+  if (once) told.recompute = RecomputeLevel::kNone;
+  auto setting = SettingOf(index, told);
   if (!setting) return kNothingKnown;
-  int64_t time = Formula(strategy, *setting);
-  if (bound == Objective::Bound::kClose) {
-    time = std::max(time, Walk(strategy, *setting));
+  int64_t time = 0;
+  double lacking = -std::numeric_limits<double>::infinity();
+  for (const Pipeline& pipeline : *setting->pipelines) {
+    setting->pipeline = &pipeline;
+    time = std::max(time, Formula(told, *setting));
+    if (bound == Objective::Bound::kClose) {
+      time = std::max(time, Walk(told, *setting));
+    }
+    lacking = std::max(lacking, once ? LackingStored(told, *setting)
+                                     : LackingAtPeak(told, *setting));
   }
-  return ScoreFor(strategy, *setting, time, PeakOf(strategy, *setting));
+  return ScoreFor(told, *setting, time, lacking);
 }
 
 // What the tiers beside the device lack counts as what devices do: the most
 // that any has too little of.
 Score UniformBound::ScoreFor(const Strategy& strategy, const Setting& setting,
-                             int64_t time, double bytes) const {
-  Bytes overflow;
+                             int64_t time, double lacking) const {
+  Bytes overflow = {static_cast<int64_t>(std::max(lacking, 0.0))};
   const auto need = [&](double needed, Bytes has) {
     overflow = Max(overflow, Bytes{static_cast<int64_t>(needed)} - has);
   };
-  need(bytes, memory_);
   if (Offloads(strategy)) {
     // Of the stage that has least: which stages share a host is not looked at.
     for (const MemoryTier tier : {MemoryTier::kHost, MemoryTier::kFile}) {

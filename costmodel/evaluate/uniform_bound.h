@@ -68,11 +68,19 @@
 // that serve the tiers is a bound, too: the host's sums and updates, copies in
 // and out, files read and written.
 //
+// Unlike devices. Samples pass the stages in the replicas at one coordinate of
+// the data axes: each such chain of replicas, on devices of its types and with
+// its samples, is a path of its own, and the slowest counts. Tables have
+// microbatches of sizes that the batch is a multiple of: of other shares that
+// of the next smaller size. A stage lacks memory where the least lucky chain's
+// does.
+//
 // Networks. Hosts that are alike, but hang on unlike places of the network (the
 // leaves of a fat tree), count as if one switch joined them (one_switch.h). Of
 // hosts that are still unlike, as where one has fewer devices, a replica of a
 // layer counts as where it lies best, and all hosts' links as those of the best
-// joined; of unlike devices all count as the best.
+// joined; unlike devices count as the best where a replica's ranks are not
+// neighbours.
 //
 // Left out, so that the bound is below: what links that ranks of a host share
 // limit, and sends within a host; all latencies of exchanges between replicas;
@@ -80,9 +88,9 @@
 // collectives wherever ranks are laid so that a layer's replica is not a block
 // of neighbours; plans of one microbatch where gradients of others are added
 // apart; whatever the table cannot know because a strategy offloads
-// activations, is rooted, splits branches, has a table of actions or gives
-// devices unequal shares, and offloading from unlike devices: these have the
-// bound of no time and no memory.
+// activations, is rooted, splits branches or has a table of actions, or gives
+// devices shares that differ between stages, and offloading from unlike
+// devices: these have the bound of no time and no memory.
 //
 // Estimates. Of a graph of many unlike blocks tables take as long as prices. Of
 // a sample of its blocks (block_sample.h), each in place of those around it,
@@ -160,11 +168,24 @@ class UniformBound {
     std::array<double, 3> cut = {};
     std::array<int64_t, 2> exchanged = {};
     int64_t gathered = 0;
+    Bytes memory;                 // of a device of it, the most
     int64_t first_gradients = 0;  // of those exchanged, of the first chunk
   };
   struct Pipeline {
     std::vector<Position> positions;
     std::vector<StageCost> stages;
+  };
+  // What tells replicas of a layer apart: the types of their devices
+  // (ReplicaSetting::types) and the samples of a microbatch.
+  struct Replica {
+    uint64_t types = 0;
+    int samples = 0;
+    auto operator<=>(const Replica&) const = default;
+  };
+  using Chain = std::vector<Replica>;  // by stage: what some samples pass
+  struct Placement {
+    std::vector<Chain> chains;  // that differ; none where that is not known
+    std::vector<int> starts;    // of positions, their first blocks
   };
   // Setting::exchange of what each rank gathers or leaves with one, and of each
   // time that a sum which all need crosses to a host.
@@ -177,7 +198,8 @@ class UniformBound {
     const PipelineSchedule* schedule = nullptr;
     PipelineShape shape;
     int64_t dp = 1;
-    const Pipeline* pipeline = nullptr;
+    const std::vector<Pipeline>* pipelines = nullptr;  // by chain
+    const Pipeline* pipeline = nullptr;  // of these the one that is looked at
     // Seconds in which a byte of each rank of a stage can be gathered from all
     // data-parallel replicas, or its sum be left with one of them; and in which
     // a byte of each replica can go to a stage on other hosts.
@@ -203,12 +225,23 @@ class UniformBound {
   using Table = Memo<T, Key, KeyHash>;
 
   // What tells a strategy's block costs from another's.
-  static Key KeyOf(const Strategy& strategy, bool comm, bool splits);
-  const BlockCosts& CostsOf(const Strategy& strategy, bool splits) const;
+  static Key KeyOf(const Strategy& strategy, bool comm, bool splits,
+                   uint64_t types);
+  const BlockCosts& CostsOf(const Strategy& strategy, bool splits,
+                            uint64_t types = 0) const;
   // An all-reduce of so many bytes among the replicas of a stage.
   double AllReduce(const Strategy& strategy, int64_t bytes) const;
-  Pipeline PipelineOf(const GraphIndex& index, const Strategy& strategy,
-                      const BlockCosts& blocks) const;
+  // REQUIRES: a replica's ranks are neighbours.
+  Placement PlacementOf(const GraphIndex& index,
+                        const Strategy& strategy) const;
+  // Of all chains; none where the tables do not know them.
+  std::vector<Pipeline> PipelinesOf(const GraphIndex& index,
+                                    const Strategy& strategy,
+                                    bool splits) const;
+  // Of one, where positions begin with the blocks `starts`.
+  std::optional<Pipeline> PipelineOf(const Strategy& strategy, bool splits,
+                                     const std::vector<int>& starts,
+                                     const Chain& chain) const;
   void SetBandwidths(const Router& router);
   void SetExchanges(const Strategy& strategy, Setting& setting) const;
   // By stage, where replicas are `stride` ranks apart and stages `step`.
@@ -232,12 +265,13 @@ class UniformBound {
                        double summed = 0) const;
   int64_t ReductionEnd(const Strategy& strategy, const Setting& setting,
                        size_t stage, int64_t begin) const;
-  // Bytes of the fullest stage: what it stores, and that with its activations.
-  double StoredIn(const Strategy& strategy, const Setting& setting) const;
-  double PeakOf(const Strategy& strategy, const Setting& setting) const;
-  // Of a step of so many picoseconds, on devices that hold so many bytes.
+  // Bytes that the stage lacks which lacks most, by what it stores, or by that
+  // with its activations; negative: what is left.
+  double LackingStored(const Strategy& strategy, const Setting& setting) const;
+  double LackingAtPeak(const Strategy& strategy, const Setting& setting) const;
+  // Of a step of so many picoseconds, on devices that lack so many bytes.
   Score ScoreFor(const Strategy& strategy, const Setting& setting, int64_t time,
-                 double bytes) const;
+                 double lacking) const;
 
   const std::optional<Cluster> one_switch_;  // in place of its network
   const Cluster& cluster_;
@@ -250,7 +284,6 @@ class UniformBound {
   int host_size_ = 0;      // devices of a host, the most
   bool alike_ = false;     // hosts, in themselves and in the network
   bool one_type_ = false;  // of devices
-  Bytes memory_;           // of a device, the most
   const bool clips_;       // gradients, by the norm of all
   // Some weights' gradients are added by a `sum`, unless there is one
   // microbatch (AddsItsGradients).
@@ -266,8 +299,9 @@ class UniformBound {
   double device_bandwidth_ = 0;  // the same of a device
   int device_crossings_of_sum_ = 2;
   mutable Table<BlockCosts> blocks_;
-  mutable Table<Pipeline> pipelines_;
+  mutable Table<std::vector<Pipeline>> pipelines_;
   mutable Table<std::vector<Exchange>> exchanges_;
+  mutable Table<Placement> placements_;
 };
 
 }  // namespace tessera

@@ -1,11 +1,10 @@
-// Plans of strategies, and the strategies of plans.
+// Plans of strategies.
 
 #include <algorithm>
 #include <bit>
 #include <initializer_list>
 #include <limits>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,8 +18,8 @@
 #include "planner/plan/recompute.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/sequence_order.h"
-#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
+#include "planner/plan/strategy_groups.h"
 #include "planner/plan/strategy_text.h"
 #include "planner/plan/tiles.h"
 #include "planner/plan/validate.h"
@@ -30,148 +29,12 @@
 namespace tessera {
 namespace {
 
-// Of the tensor ranks that have other experts each.
-constexpr std::string_view kFoldedAxes = "tpe";
-
 // Strategy::mbs where none is given. REQUIRES: dp is known.
 int DefaultSamples(const Graph& graph, const Strategy& strategy) {
   const int64_t replicas = int64_t{strategy.dp} * strategy.ep;
   if (graph.seq_len > 1 || graph.global_batch % replicas != 0) return 1;
   return static_cast<int>(std::min<int64_t>(graph.global_batch / replicas,
                                             std::numeric_limits<int>::max()));
-}
-
-// The samples of a microbatch over all replicas.
-int64_t SamplesOf(const Strategy& strategy) {
-  return int64_t{strategy.mbs} * strategy.dp * strategy.ep;
-}
-
-// One digit of a rank number.
-struct Digit {
-  std::string_view name;  // of its axes
-  int size = 1;
-  int stride = 1;
-};
-
-// The tensor ranks that have other experts each.
-int Folded(const Strategy& strategy) {
-  return strategy.etp == 0 ? 1 : strategy.tp / strategy.etp;
-}
-
-std::vector<DeviceGroup> Groups(const Strategy& strategy) {
-  std::vector<Digit> outer_first;
-  int stride = 1;
-  int stage_stride = 1;
-  Digit folded = {kFoldedAxes, Folded(strategy), 1};
-  for (MeshDimension dimension : strategy.order) {
-    const DimensionRow& row = RowOf(dimension);
-    const int size = strategy.*row.degree;
-    if (dimension == MeshDimension::kPipeline) {
-      stage_stride = stride;
-    } else if (dimension == MeshDimension::kTensor) {
-      outer_first.push_back({row.name, size / folded.size, stride});
-      folded.stride = stride * (size / folded.size);
-    } else {
-      outer_first.push_back({row.name, size, stride});
-    }
-    stride *= size;
-  }
-  std::ranges::reverse(outer_first);
-  // Experts are split by these first: then tokens are exchanged among the
-  // ranks of each of their coordinates.
-  outer_first.insert(
-      std::ranges::find(outer_first, RowOf(MeshDimension::kExpert).name,
-                        &Digit::name),
-      folded);
-  std::vector<DeviceGroup> groups;
-  for (int stage = 0; stage < strategy.pp; ++stage) {
-    DeviceGroup group;
-    group.name = strategy.pp == 1 ? "all" : "stage" + std::to_string(stage);
-    std::vector<int> ranks = {stage * stage_stride};
-    for (const Digit& digit : outer_first) {
-      std::vector<int> finer;
-      for (int rank : ranks) {
-        for (int i = 0; i < digit.size; ++i) {
-          finer.push_back(rank + i * digit.stride);
-        }
-      }
-      ranks = std::move(finer);
-      int number = 0;
-      for (int prime : PrimeFactors(digit.size)) {
-        group.axes.push_back(
-            {std::string(digit.name) + std::to_string(number++), prime});
-      }
-    }
-    for (int rank : ranks) group.devices.push_back(DeviceId(rank));
-    groups.push_back(std::move(group));
-  }
-  return groups;
-}
-
-// The speed of the slowest device at each coordinate of an axis.
-std::vector<double> SpeedsAlong(const Cluster& cluster, DType dtype,
-                                const DeviceGroup& group, size_t axis) {
-  std::vector<double> speeds(static_cast<size_t>(group.axes[axis].size),
-                             std::numeric_limits<double>::infinity());
-  for (int i = 0; i < std::ssize(group.devices); ++i) {
-    double& slowest = speeds[static_cast<size_t>(
-        group.Coordinate(i, static_cast<int>(axis)))];
-    slowest = std::min(
-        slowest,
-        SpeedOf(cluster, group.devices[static_cast<size_t>(i)], dtype));
-  }
-  return speeds;
-}
-
-// Gives data axes across unlike devices shares of `samples`, those of one
-// microbatch.
-void ShareSamples(const Cluster& cluster, DType dtype, int64_t samples,
-                  DeviceGroup& group) {
-  int64_t parts = 1;
-  for (const MeshAxis& axis : group.axes) {
-    if (axis.name.starts_with("dp") || axis.name.starts_with("ep")) {
-      parts *= axis.size;
-    }
-  }
-  for (size_t a = 0; a < group.axes.size(); ++a) {
-    MeshAxis& axis = group.axes[a];
-    if (!axis.name.starts_with("dp")) continue;
-    const std::vector<double> speeds = SpeedsAlong(cluster, dtype, group, a);
-    const auto [least, most] = std::ranges::minmax(speeds);
-    if (least == most) continue;
-    axis.shares =
-        ReducedShares(SharesBySpeed(samples / (parts / axis.size), speeds));
-  }
-}
-
-// As the strategy gives them, with the shares of their axes.
-std::vector<DeviceGroup> GroupsOn(const GraphIndex& index,
-                                  const Cluster& cluster,
-                                  const Strategy& strategy) {
-  std::vector<DeviceGroup> groups = Groups(strategy);
-  if (!strategy.by_speed) return groups;
-  for (DeviceGroup& group : groups) {
-    ShareSamples(cluster, index.graph->dtype, SamplesOf(strategy), group);
-  }
-  return groups;
-}
-
-// Of each position of the pipeline, or none where all are alike.
-std::vector<double> StageSpeeds(const GraphIndex& index, const Cluster& cluster,
-                                const Strategy& strategy,
-                                std::span<const DeviceGroup> groups) {
-  std::vector<double> speeds;
-  if (!strategy.by_speed) return speeds;
-  for (const DeviceGroup& group : groups) {
-    speeds.push_back(SlowestSpeed(cluster, group, index.graph->dtype));
-  }
-  const auto [least, most] = std::ranges::minmax(speeds);
-  if (least == most) return {};
-  const size_t stages = speeds.size();
-  for (size_t p = stages; p < stages * static_cast<size_t>(strategy.vp); ++p) {
-    speeds.push_back(speeds[p - stages]);
-  }
-  return speeds;
 }
 
 AxisRoles Roles(const Strategy& strategy, const DeviceGroup& group) {
@@ -258,109 +121,6 @@ Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
                       (unused.attention ? " heads" : " columns") +
                       " cannot be split over " + std::to_string(ranks) +
                       " ranks ('" + index.graph->node(unused.node).name + "')");
-}
-
-// Which layers compute what again; whether a strategy says that. Layers may
-// have the flags of several levels, as those without attention do.
-bool FindRecompute(const GraphIndex& index, const Plan& plan,
-                   Strategy& strategy) {
-  const auto [first, last] = Layers(index);
-  // Behind layers from `begin` on that are of the level.
-  const auto behind = [&](int begin, RecomputeLevel level) {
-    while (begin < last && HasLevel(index, plan, begin, level)) ++begin;
-    return begin;
-  };
-  for (const RecomputeRow& row : RecomputeLevels()) {
-    const int covered = behind(first, row.level);
-    if (behind(covered, RecomputeLevel::kNone) < last) continue;
-    strategy.recompute = row.level;
-    strategy.recompute_layers = covered < last ? covered - first : 0;
-    return true;
-  }
-  return false;
-}
-
-// All of the strategy that may give `plan`, but for the order of its dimensions
-// and whether shares go by speed; nothing where none does.
-std::optional<Strategy> WithoutOrder(const GraphIndex& index,
-                                     const Plan& plan) {
-  Strategy strategy;
-  if (plan.groups.empty() || plan.ops.empty()) return std::nullopt;
-  strategy.pp = static_cast<int>(plan.groups.size());
-  strategy.vp = ShapeOf(*index.graph, plan).chunks;
-  strategy.schedule = plan.schedule;
-  strategy.actions = plan.actions;
-  strategy.bucket = plan.bucket_bytes;
-  strategy.prefetch = plan.prefetch;
-  for (const OpPlacement& op : plan.ops) {
-    strategy.tiles = std::max(strategy.tiles, op.tiles);
-    strategy.activation_tier =
-        std::max(strategy.activation_tier, op.activation_tier);
-  }
-  strategy.zigzag = plan.zigzag != 0;
-  for (const WeightPlacement& weight : plan.weights) {
-    strategy.optimizer_tier = weight.optimizer_tier;
-    strategy.parameter_tier =
-        std::max(strategy.parameter_tier, weight.parameter_tier);
-    strategy.gradient_tier =
-        std::max(strategy.gradient_tier, weight.gradient_tier);
-  }
-  if (UsesRoot(plan)) strategy.dp_kind = DataParallelKind::kRooted;
-  const auto plain = WithoutRoot(index, plan);
-  if (!plain.has_value()) return std::nullopt;
-  Plan whole = plan;
-  SetZeroAxes(index, whole);
-  int64_t zero_group = 1;
-  for (size_t w = 0; w < plan.weights.size(); ++w) {
-    const WeightPlacement& weight = plan.weights[w];
-    strategy.zero = std::max(strategy.zero, weight.zero_stage);
-    const GroupId home = plan.ops[index.weights[w].home.node.index()].group;
-    zero_group =
-        std::max(zero_group, plan.groups[home.index()].Size(weight.zero_axes));
-  }
-  if (whole.weights != plan.weights) {
-    strategy.zero_group = static_cast<int>(zero_group);
-  }
-  // Degrees as the first stage has them, over blocks of all kinds: an axis may
-  // show its role in few of them.
-  const DeviceGroup& group = plan.groups[0];
-  AxisRoles roles;
-  std::set<int> classes;
-  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
-    if (index.nodes_of_block[b].empty() ||
-        !classes.insert(index.block_class[b]).second) {
-      continue;
-    }
-    const auto of_block = RolesOf(index, *plain, static_cast<int>(b));
-    if (!of_block.has_value()) return std::nullopt;
-    roles.data |= of_block->data;
-    roles.expert |= of_block->expert;
-    roles.context |= of_block->context;
-    roles.tensor |= of_block->tensor;
-    roles.folded |= of_block->folded;
-    roles.sequence |= of_block->sequence;
-    roles.heads |= of_block->heads;
-    roles.ring |= of_block->ring;
-  }
-  // Blocks without experts show the expert axes as data axes, and those of
-  // which nothing but the sequence is split tensor axes as context axes.
-  roles.data &= ~roles.expert;
-  roles.context &= ~roles.tensor;
-  strategy.dp = static_cast<int>(group.Size(roles.data));
-  strategy.ep = static_cast<int>(group.Size(roles.expert));
-  strategy.cp = static_cast<int>(group.Size(roles.context));
-  strategy.tp = static_cast<int>(group.Size(roles.tensor));
-  if (roles.folded != 0) {
-    strategy.etp = strategy.tp / static_cast<int>(group.Size(roles.folded));
-  }
-  strategy.sp = roles.sequence;
-  if (!FindRecompute(index, plan, strategy)) return std::nullopt;
-  if (roles.heads) strategy.cp_kind = "ulysses";
-  if (roles.ring) strategy.cp_kind = "ring";
-  const int64_t parts = int64_t{plan.microbatches} * strategy.dp * strategy.ep;
-  if (parts == 0 || index.graph->global_batch % parts != 0) return std::nullopt;
-  strategy.mbs = static_cast<int>(index.graph->global_batch / parts);
-  return strategy;
 }
 
 // Degrees multiplied: nothing where no number holds the product, and in words,
@@ -533,11 +293,8 @@ Result<void> CheckSchedule(const GraphIndex& index, const Strategy& strategy) {
 Result<void> PlaceBlocks(const GraphIndex& index, const Cluster& cluster,
                          const Strategy& strategy, Plan& plan) {
   plan.ops.resize(index.forward_nodes);
-  const std::vector<double> speeds =
-      StageSpeeds(index, cluster, strategy, plan.groups);
   const std::vector<int> starts =
-      speeds.empty() ? StageStarts(index, strategy.pp * strategy.vp)
-                     : StageStarts(index, speeds);
+      PositionStarts(index, cluster, strategy, plan.groups);
   for (size_t position = 0; position < starts.size(); ++position) {
     const size_t stage = position % plan.groups.size();
     const DeviceGroup& group = plan.groups[stage];
@@ -663,7 +420,7 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   Plan plan;
   plan.graph_fingerprint = index.fingerprint;
   plan.cluster_name = cluster.name;
-  plan.groups = GroupsOn(index, cluster, strategy);
+  plan.groups = GroupsOf(index, cluster, strategy);
   plan.schedule = strategy.schedule;
   plan.actions = strategy.actions;
   plan.microbatches =
@@ -706,70 +463,6 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
 Result<Plan> PlanFromStrategy(const Graph& graph, const Cluster& cluster,
                               const Strategy& strategy) {
   return PlanFromStrategy(GraphIndex(graph), cluster, strategy);
-}
-
-std::optional<Strategy> UniformStrategy(const GraphIndex& index,
-                                        const Cluster& cluster,
-                                        const Plan& plan) {
-  std::optional<Strategy> found = WithoutOrder(index, plan);
-  if (!found) return std::nullopt;
-  Strategy strategy = *std::move(found);
-  // The plan it gives must be this one, up to names; a few orders are usual.
-  using D = MeshDimension;
-  const std::vector<D> orders[] = {
-      {D::kTensor, D::kContext, D::kExpert, D::kData, D::kPipeline},
-      {D::kTensor, D::kContext, D::kExpert, D::kPipeline, D::kData},
-      {D::kData, D::kTensor, D::kContext, D::kExpert, D::kPipeline},
-      {D::kTensor, D::kData, D::kContext, D::kExpert, D::kPipeline},
-  };
-  const auto complete = Complete(index, cluster, strategy);
-  if (!complete) return std::nullopt;
-  struct Way {
-    std::vector<D> order;
-    bool by_speed;
-  };
-  std::vector<Way> ways;
-  const bool unlike = HasUnlikeSpeeds(cluster, index.graph->dtype);
-  for (const std::vector<D>& order : orders) {
-    ways.push_back({order, false});
-    if (unlike) ways.push_back({order, true});
-  }
-  Plan named = plan;
-  // Groups of unlike stages may be equal with and without balance.
-  std::vector<std::pair<bool, std::vector<DeviceGroup>>> tried;
-  for (const auto& [order, by_speed] : ways) {
-    strategy.order = order;
-    strategy.by_speed = by_speed;
-    // An order changes groups and nothing else, but for what a zero-group
-    // takes: of other groups, or of the same, no plan need be made.
-    if (strategy.zero_group == 0) {
-      Strategy of_order = *complete;
-      of_order.order = order;
-      of_order.by_speed = by_speed;
-      std::pair groups = {by_speed, GroupsOn(index, cluster, of_order)};
-      const bool same =
-          std::ranges::equal(groups.second, plan.groups,
-                             [](const DeviceGroup& a, const DeviceGroup& b) {
-                               return a.devices == b.devices && SameMesh(a, b);
-                             });
-      if (!same || std::ranges::find(tried, groups) != tried.end()) continue;
-      tried.push_back(std::move(groups));
-    }
-    const auto made = PlanFromStrategy(index, cluster, strategy);
-    if (!made) return std::nullopt;
-    if (made->groups.size() != plan.groups.size()) return std::nullopt;
-    for (size_t g = 0; g < named.groups.size(); ++g) {
-      named.groups[g].name = made->groups[g].name;
-      for (size_t a = 0;
-           a < named.groups[g].axes.size() && a < made->groups[g].axes.size();
-           ++a) {
-        named.groups[g].axes[a].name = made->groups[g].axes[a].name;
-      }
-    }
-    named.cluster_name = made->cluster_name;
-    if (named == *made) return strategy;
-  }
-  return std::nullopt;
 }
 
 }  // namespace tessera

@@ -91,6 +91,7 @@ void ExpectBelow(const Graph& graph, const Cluster& cluster, int tries,
                  const TrainingOptions& training = {}) {
   const GraphIndex index(graph);
   const Evaluator evaluator(graph, cluster, nullptr, training);
+  const bool unlike = HasUnlikeSpeeds(cluster, graph.dtype);
   // Others with --gtest_random_seed=….
   Rng rng(static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)));
   std::vector<double> ratios;
@@ -98,6 +99,7 @@ void ExpectBelow(const Graph& graph, const Cluster& cluster, int tries,
     Strategy strategy =
         RandomStrategy(rng, index, static_cast<int>(cluster.devices.size()));
     if (offload) OffloadSome(rng, strategy);
+    if (unlike) strategy.by_speed = rng.Below(2) == 0;
     const Score loose =
         evaluator.BoundUniform(index, strategy, Objective::Bound::kLoose);
     const Score quick =
@@ -219,7 +221,8 @@ TEST(UniformBound, IsBelowTheScoreOnUnlikeHosts) {
         slower("node1.gpu0", 1.3, of("dgx-a100-80gb:2")),
         slower("node0", 1.3, of("p3.16xlarge:2")),
         slower("node1.nic0", 4, of("dgx-a100-80gb:2")),
-        of("dgx-h100:1x4+dgx-a100-80gb:1"),
+        of("dgx-h100:1x4+dgx-a100-80gb:1"), of("dgx-h100:1+dgx-a100-80gb:1"),
+        of("dgx-h100:1x4+dgx1-v100-32gb:1+dgx-a100-80gb:1x4"),
         of("g5.48xlarge:1+g4dn.12xlarge:1")}) {
     for (const double share : {1.0, 1e-4}) {
       ExpectBelow(Gpt2(DType::kFloat32), Small(cluster, share), 150, 15, 0.02);
@@ -244,6 +247,33 @@ TEST(UniformBound, IsCloseOnUnlikeHosts) {
   const Cluster part = FirstDevices(whole, 12);
   for (const char* text : {"tp=2,pp=2", "tp=2", "pp=2,zero=3"}) {
     EXPECT_GE(ratio(part, text), 0.8 * ratio(whole, text)) << text;
+  }
+}
+
+// Devices of two types have bounds as close as those of one: where all do as
+// much the slower one's, and where work goes by speed those of the shares.
+TEST(UniformBound, IsCloseOnUnlikeDevices) {
+  const Graph graph = Model(ExamplePath("models/gpt2/config.json"),
+                            DType::kFloat16, /*batch=*/96);
+  const GraphIndex index(graph);
+  const auto ratio = [&](const char* name, const char* text) {
+    const Cluster cluster = MakeCluster(name).value();
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    const Strategy strategy = ParseStrategy(text).value();
+    const Score bound =
+        evaluator.BoundUniform(index, strategy, Objective::Bound::kClose);
+    const auto score = evaluator.EvaluateUniform(index, cluster, strategy);
+    EXPECT_LE(bound.step_time, score->step_time) << text;
+    return bound.step_time.seconds() / score->step_time.seconds();
+  };
+  const char* mixed = "dgx-h100:1x4+dgx1-v100-32gb:1x4";
+  for (const std::string text :
+       {"tp=2,pp=2,dp=2,mbs=4", "tp=4,dp=2,mbs=4,zero=1", "pp=2,dp=4,mbs=6"}) {
+    const double alike = ratio("dgx1-v100-32gb:2x4", text.c_str());
+    EXPECT_GE(ratio(mixed, text.c_str()), 0.8 * alike) << text;
+    // By speed tables may have fewer samples than shares.
+    EXPECT_GE(ratio(mixed, (text + ",balance=speed").c_str()), 0.5 * alike)
+        << text;
   }
 }
 
