@@ -13,6 +13,15 @@
 namespace tessera {
 namespace {
 
+constexpr std::string_view kTextConfig = "text_config";
+constexpr std::string_view kVisionConfig = "vision_config";
+
+// What published configs leave out: transformers 5.24's Gemma3TextConfig.
+constexpr std::string_view kGemma3TextDefaults = R"({
+    "head_dim": 256, "hidden_size": 2304, "intermediate_size": 9216,
+    "max_position_embeddings": 131072, "num_attention_heads": 8,
+    "num_hidden_layers": 26, "num_key_value_heads": 4, "vocab_size": 262208})";
+
 bool IsFolder(const std::string& path) {
   struct stat status;
   return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
@@ -112,9 +121,52 @@ std::span<const ModelFamily> ModelFamilies() {
       ModelFamily{.name = "gemma",
                   .summary = "Gemma (Gemma Team 2024)",
                   .build = BuildGemma},
+      ModelFamily{.name = "gemma2",
+                  .summary = "Gemma 2 (Gemma Team 2024)",
+                  .build = BuildGemma2},
+      ModelFamily{.name = "gemma3_text",
+                  .summary = "Gemma 3 (Gemma Team 2025)",
+                  .build = BuildGemma3},
+      ModelFamily{.name = "gemma3",
+                  .summary = "Gemma 3 with images, of which the text alone",
+                  .build = BuildGemma3,
+                  .text_defaults = kGemma3TextDefaults},
       ModelFamily{.name = "phi3",
                   .summary = "Phi-3 and Phi-4 (Abdin et al. 2024)",
                   .build = BuildPhi3},
+      ModelFamily{.name = "olmo",
+                  .summary = "OLMo (Groeneveld et al. 2024)",
+                  .build = BuildOlmo},
+      ModelFamily{.name = "olmo2",
+                  .summary = "OLMo 2 (OLMo Team 2025)",
+                  .build = BuildOlmo2},
+      ModelFamily{.name = "granite",
+                  .summary = "Granite 3 (IBM 2024)",
+                  .build = BuildGranite},
+      ModelFamily{.name = "smollm3",
+                  .summary = "SmolLM3 (Hugging Face 2025)",
+                  .build = BuildSmolLm3},
+      ModelFamily{.name = "starcoder2",
+                  .summary = "StarCoder2 (Lozhkov et al. 2024)",
+                  .build = BuildStarcoder2},
+      ModelFamily{.name = "phi",
+                  .summary = "Phi-1 to 2 (Gunasekar et al. 2023)",
+                  .build = BuildPhi},
+      ModelFamily{.name = "falcon",
+                  .summary = "Falcon (Almazrouei et al. 2023)",
+                  .build = BuildFalcon},
+      ModelFamily{.name = "gptj",
+                  .summary = "GPT-J (Wang and Komatsuzaki 2021)",
+                  .build = BuildGptJ},
+      ModelFamily{.name = "stablelm",
+                  .summary = "StableLM (Bellagente et al. 2024)",
+                  .build = BuildStableLm},
+      ModelFamily{.name = "glm4",
+                  .summary = "GLM-4-0414 (GLM Team 2024)",
+                  .build = BuildGlm4},
+      ModelFamily{.name = "cohere",
+                  .summary = "Command R (Cohere 2024)",
+                  .build = BuildCohere},
       ModelFamily{.name = "opt",
                   .summary = "OPT (Zhang et al. 2022)",
                   .build = BuildOpt},
@@ -192,6 +244,29 @@ bool HasOwnLength(const std::string& path) {
                     ((*family)->unrolled && values->fields.contains("steps")));
 }
 
+namespace {
+
+// With the keys of "text_config" as the model's own where its family has one.
+JsonValue WithText(JsonValue values) {
+  const auto family = std::ranges::find(
+      ModelFamilies(), values.Field("model_type").text, &ModelFamily::name);
+  const JsonValue text = values.Field(kTextConfig);
+  if (family == ModelFamilies().end() || family->text_defaults.empty() ||
+      text.kind != JsonValue::Kind::kObject) {
+    return values;
+  }
+  values.fields.erase(std::string(kTextConfig));
+  const auto defaults = ParseJson(family->text_defaults);
+  TESSERA_CHECK(defaults.has_value()) << family->name;
+  for (const auto& [key, value] : defaults->fields) values.fields[key] = value;
+  for (const auto& [key, value] : text.fields) {
+    if (key != "model_type") values.fields[key] = value;
+  }
+  return values;
+}
+
+}  // namespace
+
 bool IsHuggingFace(const std::string& path) {
   return IsZoo(path) || path.ends_with(".json") || IsFolder(path);
 }
@@ -201,12 +276,13 @@ Result<JsonValue> ReadModelConfig(const std::string& path) {
     const std::string file = ConfigFile(path);
     const bool readable = access(file.c_str(), R_OK) == 0;
     if (readable && !IsRegularFile(file)) return NotRegular(file);
-    return ReadJson(file);
+    TESSERA_TRY(JsonValue values, ReadJson(file));
+    return WithText(std::move(values));
   }
   TESSERA_TRY(const ZooModel* model, FindInZoo(path));
   auto values = ParseJson(model->config);
   if (!values) return values.error().At(path);
-  return values;
+  return WithText(*std::move(values));
 }
 
 Result<Graph> ImportHuggingFace(const std::string& path,
@@ -235,8 +311,9 @@ Result<Graph> ImportHuggingFace(const std::string& path,
   const auto family = Find("model_type", ModelFamilies(), type);
   if (!family) {
     return InvalidInput(family.error().message +
-                            "; tools/export_torch.py makes a graph file of "
-                            "others",
+                            "; of others tools/export_torch.py makes a graph "
+                            "file where transformers is, and torch.onnx an "
+                            "ONNX file (docs/models.md, PyTorch)",
                         file + ": model_type");
   }
   if (options.layout != nullptr) options.layout->family = type;
@@ -262,6 +339,12 @@ Result<Graph> ImportHuggingFace(const std::string& path,
     ReadQuantization(config, options);
     config.Strings("architectures");  // a list, or an error
     TESSERA_RETURN_IF_ERROR(config.Check());
+  }
+  if (!(*family)->text_defaults.empty() && config.Has(kVisionConfig) &&
+      options.warnings != nullptr) {
+    options.warnings->push_back(
+        file + ": " + std::string(kVisionConfig) +
+        ": images are left out; the model is that of text_config");
   }
   auto graph = (*family)->build(config, known);
   // What was set in vain.

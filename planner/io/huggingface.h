@@ -29,7 +29,8 @@ struct ModelAlias {
 std::span<const ModelAlias> ModelAliases();
 
 // The config of a model of the zoo (planner/io/zoo.h), of a config.json or of a
-// folder that holds one.
+// folder that holds one. The keys of "text_config" are in it as the model's own
+// where its family is a part of a model of text and images.
 Result<JsonValue> ReadModelConfig(const std::string& path);
 
 // `path` is what ReadModelConfig reads.
@@ -50,6 +51,10 @@ struct ModelFamily {
   // Its sequences are unrolled: the config may say how long they are, "steps",
   // where the options do not.
   bool unrolled = false;
+  // Its config is "text_config", beside those of other parts, which are left
+  // out; keys that it lacks have these values, an object of JSON. Empty: its
+  // config is the file's.
+  std::string_view text_defaults = {};
   // A format of Tessera's own, docs/models.md: it has the keys that are asked
   // for and no others. (Configs of Hugging Face have many that shape nothing.)
   bool own_format = false;
@@ -65,7 +70,8 @@ bool HasOwnLength(const std::string& path);
 // how long it is.
 bool HasNoSequence(const std::string& path);
 
-// The families, each in planner/io/huggingface_<family>.cc.
+// The families, in planner/io/huggingface_<family>.cc, and those that are short
+// in huggingface_decoders.cc.
 Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildLlama(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options);
@@ -75,6 +81,20 @@ Result<Graph> BuildQwen2Moe(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildQwen3(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildQwen3Moe(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildGemma2(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildGemma3(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildOlmo(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildOlmo2(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildGranite(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildSmolLm3(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildStarcoder2(ModelConfig& config,
+                              const ImportOptions& options);
+Result<Graph> BuildPhi(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildFalcon(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildGptJ(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildStableLm(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildGlm4(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildCohere(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildPhi3(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options);

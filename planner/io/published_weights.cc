@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <span>
 
@@ -23,9 +24,9 @@ struct Matrix {
 // Whether a weight is one of an attention's output projection, whose dimensions
 // are all inputs but for the first.
 bool IsOutput(std::string_view name) {
-  constexpr std::array<std::string_view, 4> kNames = {
+  constexpr std::array<std::string_view, 5> kNames = {
       "o_proj.weight", "c_proj.weight", "out_proj.weight",
-      "attention.dense.weight"};
+      "attention.dense.weight", "attn.dense.weight"};
   return std::ranges::any_of(
       kNames, [&](std::string_view ending) { return name.ends_with(ending); });
 }
@@ -48,12 +49,15 @@ class Layout {
 
   std::vector<PublishedPiece> Pieces() const {
     if (family_ == "gpt2") return Gpt2();
-    if (family_ == "phi3") {
+    if (family_ == "phi3" || family_ == "glm4") {
       if (auto fused = FusedInOrder({".q.", ".k.", ".v."})) return *fused;
       if (auto fused = FusedInOrder({".gate.", ".up."})) return *fused;
     }
-    if (family_ == "gpt_neox" || family_ == "bloom") {
-      if (auto fused = FusedByHead()) return *fused;
+    if (family_ == "gpt_neox" || family_ == "bloom" || family_ == "falcon") {
+      if (auto fused = FusedByGroup()) return *fused;
+    }
+    if (family_ == "gptj" || family_ == "glm4" || family_ == "cohere") {
+      if (auto pairs = InPairs()) return *pairs;
     }
     if (family_ == "opt" && weight_.name.ends_with("embed_positions.weight")) {
       // Its positions count from 2; what no token has is first there.
@@ -68,9 +72,10 @@ class Layout {
       return ByExpert();
     }
     PublishedPiece piece = Whole();
-    if (family_ == "gemma" && weight_.name.ends_with("norm.weight")) {
+    if (family_.starts_with("gemma") && weight_.name.ends_with("norm.weight")) {
       piece.added = 1;
     }
+    if (family_ == "gemma3") piece.tensor = "language_model." + piece.tensor;
     return {piece};
   }
 
@@ -136,26 +141,68 @@ class Layout {
     return std::nullopt;
   }
 
-  // Of each head the rows of its query, its key and its value.
-  std::optional<std::vector<PublishedPiece>> FusedByHead() const {
+  // Of each group of heads the rows of its queries, its key and its value.
+  std::optional<std::vector<PublishedPiece>> FusedByGroup() const {
     constexpr std::array<std::string_view, 3> kParts = {".q.", ".k.", ".v."};
     for (size_t p = 0; p < kParts.size(); ++p) {
       const size_t at = weight_.name.rfind(kParts[p]);
       if (at == std::string::npos) continue;
+      std::string queries = weight_.name;
+      queries.replace(at, kParts[p].size(), kParts[0]);
+      const int64_t per_group = Named(queries).shape[1];
       const bool bias = weight_.name.ends_with(".bias");
-      const int64_t heads = weight_.shape[0];
-      const int64_t of_head = elements_ / heads;  // of one part
+      const int64_t groups = weight_.shape[0];
+      const int64_t of_group = elements_ / groups;  // of this part
+      const int64_t of_head = p == 0 ? of_group / per_group : of_group;
+      const int64_t begin =
+          p == 0 ? 0 : (per_group + static_cast<int64_t>(p) - 1) * of_head;
       const int64_t columns = bias ? 1 : weight_.shape.back();
       std::vector<PublishedPiece> pieces;
-      for (int64_t head = 0; head < heads; ++head) {
+      for (int64_t group = 0; group < groups; ++group) {
         PublishedPiece& piece = pieces.emplace_back();
         piece.tensor = weight_.name;
         piece.tensor.erase(at, kParts[p].size() - 1);
-        piece.shape = {3 * elements_ / columns, columns};
+        piece.shape = {groups * (per_group + 2) * of_head / columns, columns};
         if (bias) piece.shape.pop_back();
-        piece.begin = head * of_head;
-        piece.count = of_head;
-        piece.offset = (3 * head + static_cast<int64_t>(p)) * of_head;
+        piece.begin = group * of_group;
+        piece.count = of_group;
+        piece.offset = group * (per_group + 2) * of_head + begin;
+      }
+      return pieces;
+    }
+    return std::nullopt;
+  }
+
+  // Queries and keys whose turned features are pairs of neighbours in the file,
+  // where here the second ones of all pairs are behind the first ones
+  // (planner/ops/rotary.cc).
+  std::optional<std::vector<PublishedPiece>> InPairs() const {
+    constexpr std::array<std::string_view, 2> kParts = {"q_proj.", "k_proj."};
+    for (std::string_view part : kParts) {
+      const size_t at = weight_.name.rfind(part);
+      if (at == std::string::npos) continue;
+      const std::string rotary =
+          weight_.name.substr(0, at) + "rotary_" + std::string(part, 0, 1);
+      const auto turn = std::ranges::find(graph_.nodes, rotary, &Node::name);
+      TESSERA_CHECK(turn != graph_.nodes.end()) << rotary;
+      const bool bias = weight_.name.ends_with(".bias");
+      const size_t dims = weight_.shape.size();
+      const int64_t columns = bias ? 1 : weight_.shape[dims - 1];
+      const int64_t size = weight_.shape[bias ? dims - 1 : dims - 2];
+      const int64_t turned =
+          std::llround(turn->attribute("fraction") * static_cast<double>(size));
+      std::vector<PublishedPiece> pieces;
+      for (int64_t head = 0; head < elements_ / (size * columns); ++head) {
+        PublishedPiece piece = Whole();
+        piece.begin = piece.offset = head * size * columns;
+        piece.count = turned * columns;
+        piece.block = {{2, columns}, {turned / 2, 2 * columns}, {columns, 1}};
+        pieces.push_back(piece);
+        if (turned == size) continue;
+        piece.begin = piece.offset = (head * size + turned) * columns;
+        piece.count = (size - turned) * columns;
+        piece.block = {};
+        pieces.push_back(piece);
       }
       return pieces;
     }
@@ -202,7 +249,14 @@ constexpr std::array kFamilies = {
     Family{"qwen3", "model."},       Family{"qwen3_moe", "model."},
     Family{"gemma", "model."},       Family{"phi3", "model."},
     Family{"opt", "model."},         Family{"bloom", "transformer."},
-    Family{"gpt_neox", "gpt_neox."},
+    Family{"gpt_neox", "gpt_neox."}, Family{"gemma2", "model."},
+    Family{"gemma3_text", "model."}, Family{"gemma3", "language_model."},
+    Family{"olmo2", "model."},       Family{"granite", "model."},
+    Family{"smollm3", "model."},     Family{"starcoder2", "model."},
+    Family{"phi", "model."},         Family{"falcon", "transformer."},
+    Family{"gptj", "transformer."},  Family{"stablelm", "model."},
+    Family{"glm4", "model."},        Family{"cohere", "model."},
+    Family{"olmo", "model."},
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "planner/base/element_count.h"
 #include "planner/base/table.h"
 
 namespace tessera {
@@ -22,6 +23,10 @@ constexpr std::array kActivations = {
     Activation{"silu", "silu"},      Activation{"swish", "silu"},
     Activation{"relu", "relu"},
 };
+
+// What scores of places behind a query are, as in PyTorch's masks: within the
+// range of bf16, and far below any score.
+constexpr double kHidden = -1e9;
 
 }  // namespace
 
@@ -172,7 +177,7 @@ constexpr std::array kRotaryForms = {
 
 Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
                   std::string_view fraction_key, double default_fraction,
-                  int64_t head_size, int64_t seq_len) {
+                  int64_t head_size, int64_t seq_len, double default_theta) {
   // The same keys, at the top or inside rope_parameters.
   const JsonValue& inner = config.Value("rope_parameters");
   ModelConfig nested(config.path() + ": rope_parameters", inner);
@@ -183,8 +188,8 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
     fraction_key = "partial_rotary_factor";
   }
   Rotary rotary = {
-      // Bounds that only a mistake exceeds; 10000 is Su et al. 2021's.
-      .theta = source.Number(theta_key, 10000, 1, 1e12),
+      // Bounds that only a mistake exceeds.
+      .theta = source.Number(theta_key, default_theta, 1, 1e12),
       .fraction = source.Number(fraction_key, default_fraction, 0, 1)};
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const JsonValue& scaling = config.Value(key);
@@ -229,8 +234,9 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
 }
 
 void CheckSeqLen(ModelConfig& config, std::string_view key,
-                 const ImportOptions& options) {
-  const int64_t positions = config.Size(key);
+                 const ImportOptions& options, int64_t fallback) {
+  const int64_t positions =
+      fallback > 0 ? config.Size(key, fallback) : config.Size(key);
   if (options.seq_len > positions) {
     config.Wrong(key, "is " + std::to_string(positions) +
                           ": a sequence length of " +
@@ -331,6 +337,22 @@ TensorId Transformer::LayerNorm(const std::string& name, TensorId x,
                        {{"epsilon", epsilon}});
 }
 
+TensorId Transformer::PlainLayerNorm(const std::string& name, TensorId x,
+                                     double epsilon) {
+  const TensorId mean = builder_.Add1("row_mean", name + ".mean", {x});
+  const TensorId deviation =
+      builder_.Add1("row_std", name + ".std", {x}, "", {{"epsilon", epsilon}});
+  x = builder_.Add1("subtract", name + ".centred", {x, mean}, "bsh,bs->bsh");
+  return builder_.Add1("divide", name, {x, deviation}, "bsh,bs->bsh");
+}
+
+TensorId Transformer::LayerNormWithoutShift(const std::string& name, TensorId x,
+                                            double epsilon) {
+  const TensorId mean = builder_.Add1("row_mean", name + ".mean", {x});
+  x = builder_.Add1("subtract", name + ".centred", {x, mean}, "bsh,bs->bsh");
+  return RmsNorm(name, x, epsilon);
+}
+
 TensorId Transformer::RmsNorm(const std::string& name, TensorId x,
                               double epsilon, int64_t width) {
   const TensorId scale = builder_.Weight(
@@ -366,11 +388,19 @@ TensorId Transformer::Attention(const std::string& name,
   const std::string prefix = name + ".";
   LinearOptions queries = options.qkv;
   if (options.query_stddev > 0) queries.stddev = options.query_stddev;
-  TensorId q =
-      Linear(prefix + names.q, x, "grd", "i", {g, r, d, hidden_}, queries);
   const TensorId memory = options.memory.valid() ? options.memory : x;
-  TensorId k =
-      Linear(prefix + names.k, memory, "gd", "i", {g, d, hidden_}, options.qkv);
+  TensorId q;
+  TensorId k;
+  if (options.width_norm > 0) {
+    q = NormedProjection(prefix + names.q, prefix + "q_norm", x, {g, r, d},
+                         queries, options.width_norm);
+    k = NormedProjection(prefix + names.k, prefix + "k_norm", memory, {g, d},
+                         options.qkv, options.width_norm);
+  } else {
+    q = Linear(prefix + names.q, x, "grd", "i", {g, r, d, hidden_}, queries);
+    k = Linear(prefix + names.k, memory, "gd", "i", {g, d, hidden_},
+               options.qkv);
+  }
   const TensorId v =
       Linear(prefix + names.v, memory, "ge", "i", {g, d, hidden_}, options.qkv);
   if (options.head_norm > 0) {
@@ -397,6 +427,31 @@ TensorId Transformer::HeadNorm(const std::string& name, TensorId x,
                        {{"epsilon", epsilon}});
 }
 
+TensorId Transformer::NormedProjection(const std::string& name,
+                                       const std::string& norm, TensorId x,
+                                       const Shape& heads,
+                                       const LinearOptions& linear,
+                                       double epsilon) {
+  const int64_t width = ElementCount(heads);
+  x = Linear(name, x, "o", "i", {width, hidden_}, linear);
+  x = RmsNorm(norm, x, epsilon, width);
+  std::vector<Attribute> extents = {
+      {"first", static_cast<double>(heads[0])},
+      {"second", static_cast<double>(heads[1])},
+      {"third", heads.size() > 2 ? static_cast<double>(heads[2]) : 1}};
+  return builder_.Add1("reshape", name + ".heads", {x},
+                       heads.size() > 2 ? "bsh!->bsd!e!f!" : "bsh!->bsd!e!",
+                       std::move(extents));
+}
+
+TensorId Transformer::Cap(const std::string& name, TensorId x,
+                          std::string_view rule, double cap) {
+  x = builder_.Add1("scale", name + ".narrow", {x}, rule,
+                    {{"factor", 1 / cap}});
+  x = builder_.Add1("tanh", name + ".tanh", {x}, rule);
+  return builder_.Add1("scale", name + ".widen", {x}, rule, {{"factor", cap}});
+}
+
 TensorId Transformer::Turn(std::string name, TensorId x, std::string_view rule,
                            const Rotary& rotary) {
   std::vector<Attribute> attributes = rotary.scaling;
@@ -408,6 +463,7 @@ TensorId Transformer::Turn(std::string name, TensorId x, std::string_view rule,
 
 TensorId Transformer::Attend(const std::string& name, TensorId q, TensorId k,
                              TensorId v, const AttentionOptions& options) {
+  if (options.score_cap > 0) return AttendCapped(name, q, k, v, options);
   int64_t window = options.window;
   if (widest_window_ > 0) {
     window = window > 0 ? std::min(window, widest_window_) : widest_window_;
@@ -438,6 +494,23 @@ TensorId Transformer::Attend(const std::string& name, TensorId q, TensorId k,
     return builder_.Add1("attention_alibi", name, operands, "", attributes);
   }
   return builder_.Add1("attention", name, operands, "", attributes);
+}
+
+TensorId Transformer::AttendCapped(const std::string& name, TensorId q,
+                                   TensorId k, TensorId v,
+                                   const AttentionOptions& options) {
+  TESSERA_CHECK(options.window == 0 || options.window >= seq_len_) << name;
+  TESSERA_CHECK(widest_window_ == 0) << name;
+  TensorId scores =
+      builder_.Add1("einsum", name + ".scores", {q, k}, "bqgrd,bkgd->bgrqk");
+  scores = builder_.Add1("scale", name + ".scaled", {scores}, "bgrqk->bgrqk",
+                         {{"factor", options.scale}});
+  scores = Cap(name, scores, "bgrqk->bgrqk", options.score_cap);
+  scores = builder_.Add1("causal_mask", name + ".mask", {scores},
+                         "bgrqk->bgrqk", {{"value", kHidden}});
+  scores =
+      builder_.Add1("softmax", name + ".softmax", {scores}, "bgrqz->bgrqz");
+  return builder_.Add1("einsum", name, {scores, v}, "bgrqk,bkgd->bqgrd");
 }
 
 TensorId Transformer::LatentAttention(const std::string& name, TensorId x,
@@ -643,12 +716,16 @@ Result<Graph> Transformer::FinishDecoder(const Head& head, TensorId x,
   if (head.kind != HeadKind::kOwn) {
     return Finish(head, x, seq_len_, own.width, own.stddev);
   }
-  const TensorId matrix =
-      own.tied_to.valid()
-          ? own.tied_to
-          : Matrix(own.name + ".weight", {own.vocabulary.rows, own.width},
-                   own.stddev);
-  return Finish(own.name, x, matrix, own.vocabulary);
+  const Shape shape = {own.vocabulary.rows, own.width};
+  const TensorId matrix = own.tied_to.valid()
+                              ? own.tied_to
+                              : Matrix(own.name + ".weight", shape, own.stddev);
+  // The hidden states are fewer than their logits.
+  if (own.scale != 1) x = Scale(own.name + ".scale", x, own.scale);
+  TensorId logits = LinearBy(own.name, x, "v", "i", matrix, shape, own.bias);
+  if (own.cap > 0) logits = Cap(own.name, logits, "bsv->bsv", own.cap);
+  return Finish(
+      Loss("loss", logits, labels_, "count", own.vocabulary.attributes()));
 }
 
 TensorId Transformer::Select(std::string name, TensorId x, int64_t place) {

@@ -46,16 +46,21 @@ struct Rotary {
   double score_scale = 1;
 };
 
+// Su et al. 2021's.
+inline constexpr double kRotaryTheta = 10000;
+
 // Rotary embedding by the keys of a config, which transformers 5 gathers in
 // "rope_parameters". Scaled forms ("rope_scaling") that are not known are
 // errors.
 Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
                   std::string_view fraction_key, double default_fraction,
-                  int64_t head_size, int64_t seq_len);
+                  int64_t head_size, int64_t seq_len,
+                  double default_theta = kRotaryTheta);
 
-// An error in `config` where options.seq_len exceeds the positions of `key`.
+// An error in `config` where options.seq_len exceeds the positions of `key`,
+// which is missing where `fallback` is 0 and the config does not say.
 void CheckSeqLen(ModelConfig& config, std::string_view key,
-                 const ImportOptions& options);
+                 const ImportOptions& options, int64_t fallback = 0);
 
 // Says once in options.warnings that a dropout probability is left out.
 void WarnAttentionDropout(ModelConfig& config, std::string_view key,
@@ -90,7 +95,14 @@ struct AttentionOptions {
   // By which masks go; invalid: the model's mask positions.
   TensorId query_positions = {};
   TensorId key_positions = {};
-  double head_norm = 0;  // epsilon of RMS norms of queries and keys; 0: none
+  // Epsilon of RMS norms of queries and keys, of each head or of all heads
+  // together; 0: none.
+  double head_norm = 0;
+  double width_norm = 0;
+  // c of scores that are c tanh(score / c) (Gemma 2); 0: they are as they are.
+  // The attention is written out then: not with a window that is narrower than
+  // the sequence, nor with documents.
+  double score_cap = 0;
   LinearOptions qkv;
   double query_stddev = 0;  // of the queries' weight; 0: as of the others
   LinearOptions out;
@@ -115,7 +127,8 @@ struct LatentAttentionOptions {
   LinearOptions out;
 };
 
-// How the parts of a gated MLP are called.
+// How the parts of a gated MLP are called, or with an empty `gate` those of an
+// MLP without.
 struct GatedNames {
   std::string gate = "gate_proj";
   std::string up = "up_proj";
@@ -152,6 +165,9 @@ struct LanguageHead {
   Vocabulary vocabulary;
   int64_t width = 0;  // of the last hidden states
   double stddev = 0;
+  bool bias = false;
+  double scale = 1;  // of the logits
+  double cap = 0;    // c of logits that are c tanh(logit / c); 0: none
 };
 
 class Transformer {
@@ -196,6 +212,11 @@ class Transformer {
                     std::string_view k, TensorId matrix, Shape shape,
                     bool bias);
   TensorId LayerNorm(const std::string& name, TensorId x, double epsilon);
+  // The same without scale and shift.
+  TensorId PlainLayerNorm(const std::string& name, TensorId x, double epsilon);
+  // The same without the shift: an RMS norm of what is off the mean.
+  TensorId LayerNormWithoutShift(const std::string& name, TensorId x,
+                                 double epsilon);
   // Over the hidden size, or `width` where it is not 0.
   TensorId RmsNorm(const std::string& name, TensorId x, double epsilon,
                    int64_t width = 0);
@@ -271,6 +292,17 @@ class Transformer {
   // An RMS norm of each head.
   TensorId HeadNorm(const std::string& name, TensorId x, std::string_view rule,
                     int64_t size, double epsilon);
+  // A projection, an RMS norm of all its features, and these by head: of the
+  // extents `heads`, without the last dimension of the weight.
+  TensorId NormedProjection(const std::string& name, const std::string& norm,
+                            TensorId x, const Shape& heads,
+                            const LinearOptions& linear, double epsilon);
+  // c tanh(x / c); `rule` is that of the elementwise operators.
+  TensorId Cap(const std::string& name, TensorId x, std::string_view rule,
+               double cap);
+  // Attention of capped scores, operator by operator.
+  TensorId AttendCapped(const std::string& name, TensorId q, TensorId k,
+                        TensorId v, const AttentionOptions& options);
   // x by the positions; `rule` as of the operator rotary.
   TensorId Turn(std::string name, TensorId x, std::string_view rule,
                 const Rotary& rotary);

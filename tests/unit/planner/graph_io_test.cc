@@ -197,17 +197,27 @@ void ExpectRoundTrip(const std::string& model, int64_t seq_len) {
 
 TEST(GraphIo, RoundTripOfEveryFamily) {
   std::set<std::string> families;
-  for (const char* model :
-       {"alexnet",       "bert-tiny",        "bloom-560m",
-        "deepseek-tiny", "deepseek-v2-lite", "dlrm-tiny",
-        "gemma-2b",      "gpt2-tiny",        "llama-2-7b",
-        "llama-3.2-1b",  "mistral-7b",       "mixtral-tiny",
-        "nmt-tiny",      "opt-125m",         "opt-350m",
-        "phi-3-mini",    "pythia-1b",        "qwen1.5-moe-a2.7b",
-        "qwen2-7b",      "qwen3-30b-a3b",    "qwen3-8b",
-        "resnet-tiny",   "resnext-50",       "rnn-tiny",
-        "rnntc",         "t5-tiny",          "vit-22b",
-        "vit-tiny"}) {
+  for (const char* model : {"alexnet",           "bert-tiny",
+                            "bloom-560m",        "command-r",
+                            "deepseek-tiny",     "deepseek-v2-lite",
+                            "dlrm-tiny",         "falcon-7b",
+                            "gemma-2b",          "gemma-2-2b",
+                            "gemma-3-1b",        "gemma-3-4b",
+                            "glm-4-9b",          "gpt-j-6b",
+                            "gpt2-tiny",         "granite-3.1-2b",
+                            "llama-2-7b",        "llama-3.2-1b",
+                            "mistral-7b",        "mixtral-tiny",
+                            "nmt-tiny",          "olmo-1b",
+                            "olmo-2-7b",         "opt-125m",
+                            "opt-350m",          "phi-2",
+                            "phi-3-mini",        "pythia-1b",
+                            "qwen1.5-moe-a2.7b", "qwen2-7b",
+                            "qwen3-30b-a3b",     "qwen3-8b",
+                            "resnet-tiny",       "resnext-50",
+                            "rnn-tiny",          "rnntc",
+                            "smollm3-3b",        "stablelm-3b",
+                            "starcoder2-3b",     "t5-tiny",
+                            "vit-22b",           "vit-tiny"}) {
     const std::string path = std::string("zoo:") + model;
     families.insert(ReadModelConfig(path)->Field("model_type").text);
     ExpectRoundTrip(path, HasNoSequence(path) ? 0 : 16);

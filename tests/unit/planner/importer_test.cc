@@ -113,6 +113,17 @@ INSTANTIATE_TEST_SUITE_P(
         Published{"qwen3-8b", 8190735360},
         Published{"qwen3-30b-a3b", 30532122624},
         Published{"gemma-2b", 2506172416}, Published{"gemma-7b", 8537680896},
+        Published{"gemma-2-2b", 2614341888}, Published{"gemma-3-1b", 999885952},
+        // Of the text: 4300079472 with the part that reads images.
+        Published{"gemma-3-4b", 3880263168}, Published{"olmo-1b", 1176764416},
+        Published{"olmo-2-7b", 7298617344},
+        Published{"granite-3.1-2b", 2533531648},
+        Published{"smollm3-3b", 3075098624},
+        Published{"starcoder2-3b", 3030371328}, Published{"phi-2", 2779683840},
+        Published{"falcon-7b", 6921720704},
+        Published{"falcon-40b", 41303293952}, Published{"gpt-j-6b", 6050882784},
+        Published{"stablelm-3b", 2795443200}, Published{"glm-4-9b", 9400279040},
+        Published{"command-r", 34980831232},
         Published{"phi-3-mini", 3821079552}, Published{"opt-125m", 125239296},
         Published{"opt-350m", 331196416}, Published{"opt-6.7b", 6658473984},
         Published{"pythia-1b", 1011781632}, Published{"bloom-560m", 559214592},
@@ -381,11 +392,35 @@ TEST(Gpt2, AttentionDropoutIsWarnedOf) {
 }
 
 TEST(Families, DifferentiateAndReadTheirDtype) {
-  for (const char* model :
-       {"gpt2-tiny", "llama-3-8b", "mistral-7b", "mixtral-tiny", "qwen2-7b",
-        "pythia-1b", "deepseek-tiny", "deepseek-v2-lite", "qwen3-8b",
-        "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "gemma-2b", "phi-3-mini",
-        "opt-125m", "bloom-560m"}) {
+  for (const char* model : {"gpt2-tiny",
+                            "llama-3-8b",
+                            "mistral-7b",
+                            "mixtral-tiny",
+                            "qwen2-7b",
+                            "pythia-1b",
+                            "deepseek-tiny",
+                            "deepseek-v2-lite",
+                            "qwen3-8b",
+                            "qwen3-30b-a3b",
+                            "qwen1.5-moe-a2.7b",
+                            "gemma-2b",
+                            "phi-3-mini",
+                            "opt-125m",
+                            "bloom-560m",
+                            "gemma-2-2b",
+                            "gemma-3-1b",
+                            "olmo-1b",
+                            "olmo-2-7b",
+                            "granite-3.1-2b",
+                            "smollm3-3b",
+                            "starcoder2-3b",
+                            "phi-2",
+                            "falcon-7b",
+                            "falcon-40b",
+                            "gpt-j-6b",
+                            "stablelm-3b",
+                            "glm-4-9b",
+                            "command-r"}) {
     ImportOptions options = Options(4, 64);
     options.dtype = DType::kBFloat16;
     Graph graph = Import(Example(model), options);
@@ -921,6 +956,256 @@ TEST(Relatives, WhatTellsThemApart) {
             nullptr);
 }
 
+// Of a decoder's layer: the windows, thetas and scales of its attention.
+TEST(Gemma3, EverySixthLayerReadsAll) {
+  const Graph graph = Import(Example("gemma-3-1b"), Options(1, 1024));
+  for (int layer = 0; layer < 26; ++layer) {
+    const bool all = (layer + 1) % 6 == 0;
+    const std::string name =
+        "model.layers." + std::to_string(layer) + ".self_attn";
+    const Node& attention = NodeNamed(graph, name);
+    EXPECT_EQ(attention.attribute("window"), all ? 0 : 512) << layer;
+    EXPECT_EQ(attention.attribute("scale"), 1 / 16.0);  // 256^-0.5
+    const Node& rotary = NodeNamed(graph, name + ".rotary_k");
+    EXPECT_EQ(rotary.attribute("theta"), all ? 1e6 : 1e4) << layer;
+  }
+  EXPECT_EQ(TensorNamed(graph, "model.layers.0.self_attn.q_norm.weight")->shape,
+            (Shape{256}));
+  // Norms on both sides of what is added to the residual stream.
+  const std::string layer = "model.layers.0.";
+  const auto reads = [&](const std::string& node, size_t operand) {
+    const TensorId read = NodeNamed(graph, layer + node).operands[operand];
+    return graph.tensor(read).name;
+  };
+  EXPECT_EQ(reads("self_attn.add", 1), layer + "post_attention_layernorm");
+  EXPECT_EQ(reads("pre_feedforward_layernorm", 0), layer + "self_attn.add");
+  EXPECT_EQ(reads("mlp.add", 1), layer + "post_feedforward_layernorm");
+}
+
+// Its text, whose missing keys are those of transformers' Gemma3TextConfig;
+// positions are scaled where no window is.
+TEST(Gemma3, TheTextOfAModelOfImages) {
+  std::vector<std::string> warnings;
+  ImportOptions options = Options(1, 16);
+  options.warnings = &warnings;
+  options.overrides["num_hidden_layers"] = ParseJson("{\"x\": 6}")->Field("x");
+  const Graph graph = Import("zoo:gemma-3-4b", options);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr(
+                            "vision_config: images are left out; the model is "
+                            "that of text_config")));
+  EXPECT_EQ(TensorNamed(graph, "model.embed_tokens.weight")->shape,
+            (Shape{262208, 2560}));
+  EXPECT_EQ(graph.blocks.size(), 8u);
+  const Node& scaled = NodeNamed(graph, "model.layers.5.self_attn.rotary_q");
+  EXPECT_EQ(scaled.op->name, "rotary_linear");
+  EXPECT_EQ(scaled.attribute("factor"), 8);
+  EXPECT_EQ(NodeNamed(graph, "model.layers.4.self_attn.rotary_q").op->name,
+            "rotary");
+}
+
+// transformers 5 writes the rotary embeddings by kind of layer.
+TEST(Gemma3, RotaryByKindOfLayer) {
+  const Graph graph = Import(
+      WriteTemp("gemma3.json", FourLayers("gemma3_text", R"(, "head_dim": 8,
+          "layer_types": ["full_attention", "sliding_attention",
+                          "full_attention", "full_attention"],
+          "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0,
+                               "rope_theta": 5e4},
+            "sliding_attention": {"rope_type": "default",
+                                  "rope_theta": 3e2}})")),
+      Options(2, 16));
+  const Node& whole = NodeNamed(graph, "model.layers.0.self_attn.rotary_q");
+  EXPECT_EQ(whole.op->name, "rotary_linear");
+  EXPECT_EQ(whole.attribute("theta"), 5e4);
+  const Node& local = NodeNamed(graph, "model.layers.1.self_attn.rotary_q");
+  EXPECT_EQ(local.op->name, "rotary");
+  EXPECT_EQ(local.attribute("theta"), 3e2);
+  EXPECT_EQ(NodeNamed(graph, "model.layers.1.self_attn").attribute("window"),
+            6);
+}
+
+// c tanh(x / c) of scores and logits, in operators.
+TEST(Gemma2, CapsScoresAndLogits) {
+  const Graph graph = Import(Example("gemma-2-2b"), Options(1, 16));
+  const std::string attention = "model.layers.0.self_attn";
+  EXPECT_EQ(NodeNamed(graph, attention).op->name, "einsum");
+  EXPECT_EQ(NodeNamed(graph, attention + ".narrow").attribute("factor"), 0.02);
+  EXPECT_EQ(NodeNamed(graph, attention + ".widen").attribute("factor"), 50);
+  EXPECT_EQ(NodeNamed(graph, "lm_head.widen").attribute("factor"), 30);
+  const Node& loss = NodeNamed(graph, "loss");
+  EXPECT_EQ(graph.tensor(loss.operands[0]).name, "lm_head.widen");
+  // Without caps it is attention with a window.
+  const Graph whole =
+      Import(WriteTemp("gemma2.json", FourLayers("gemma2", R"(, "head_dim": 8,
+                  "attn_logit_softcapping": null,
+                  "final_logit_softcapping": null)")),
+             Options(2, 16));
+  EXPECT_EQ(NodeNamed(whole, attention).attribute("window"), 6);
+  EXPECT_EQ(NodeNamed(whole, "model.layers.1.self_attn").attribute("window"),
+            0);
+  EXPECT_EQ(whole.tensor(NodeNamed(whole, "loss").operands[0]).name, "lm_head");
+}
+
+TEST(Decoders, WhatTellsThemApart) {
+  // OLMo 2: a norm of all queries, then heads; no norm in front.
+  const Graph olmo = Import(Example("olmo-2-7b"), Options(1, 16));
+  EXPECT_EQ(TensorNamed(olmo, "model.layers.0.self_attn.q_norm.weight")->shape,
+            (Shape{4096}));
+  EXPECT_EQ(olmo.tensor(NodeNamed(olmo, "model.layers.0.self_attn.q_proj.heads")
+                            .results[0])
+                .shape,
+            (Shape{1, 16, 32, 1, 128}));
+  EXPECT_EQ(TensorNamed(olmo, "model.layers.0.input_layernorm.weight"),
+            nullptr);
+  const Graph granite = Import(Example("granite-3.1-2b"), Options(1, 16));
+  EXPECT_EQ(NodeNamed(granite, "model.embed_scale").attribute("factor"), 12);
+  EXPECT_EQ(NodeNamed(granite, "model.layers.3.self_attn").attribute("scale"),
+            0.015625);
+  EXPECT_EQ(NodeNamed(granite, "model.layers.3.mlp.scaled").attribute("factor"),
+            0.22);
+  EXPECT_EQ(NodeNamed(granite, "lm_head.scale").attribute("factor"), 0.125);
+  // SmolLM3: every fourth layer has no positions.
+  const Graph smol = Import(Example("smollm3-3b"), Options(1, 16));
+  for (int layer = 0; layer < 36; ++layer) {
+    const std::string rotary =
+        "model.layers." + std::to_string(layer) + ".self_attn.rotary_q";
+    EXPECT_EQ(std::ranges::count(smol.nodes, rotary, &Node::name),
+              (layer + 1) % 4 == 0 ? 0 : 1)
+        << layer;
+  }
+  const Graph starcoder = Import(Example("starcoder2-3b"), Options(1, 16));
+  EXPECT_EQ(NodeNamed(starcoder, "model.layers.0.input_layernorm").op->name,
+            "layer_norm");
+  EXPECT_NE(TensorNamed(starcoder, "model.layers.0.mlp.c_fc.bias"), nullptr);
+  EXPECT_NE(TensorNamed(starcoder, "model.layers.0.self_attn.o_proj.bias"),
+            nullptr);
+  // GLM-4: half of each head is turned.
+  const Graph glm = Import(Example("glm-4-9b"), Options(1, 16));
+  EXPECT_EQ(
+      NodeNamed(glm, "model.layers.0.self_attn.rotary_k").attribute("fraction"),
+      0.5);
+  EXPECT_EQ(TensorNamed(glm, "model.layers.0.self_attn.o_proj.bias"), nullptr);
+  const Graph plain = Import(Example("olmo-1b"), Options(1, 16));
+  EXPECT_EQ(TensorNamed(plain, "model.norm.weight"), nullptr);
+}
+
+// Attention and MLP read one norm, or each its own.
+TEST(Decoders, ParallelBlocks) {
+  struct Row {
+    const char* model;
+    const char* layer;
+    const char* attention;  // what reads the norms
+    const char* mlp;
+    const char* first;
+    const char* second;
+  };
+  for (const Row& row :
+       {Row{"phi-2", "model.layers.0.", "self_attn.q_proj", "mlp.fc1",
+            "input_layernorm", "input_layernorm"},
+        Row{"gpt-j-6b", "transformer.h.0.", "attn.q_proj", "mlp.fc_in", "ln_1",
+            "ln_1"},
+        Row{"falcon-7b", "transformer.h.0.", "self_attention.query_key_value.q",
+            "mlp.dense_h_to_4h", "input_layernorm", "input_layernorm"},
+        Row{"falcon-40b", "transformer.h.0.",
+            "self_attention.query_key_value.q", "mlp.dense_h_to_4h", "ln_attn",
+            "ln_mlp"},
+        Row{"command-r", "model.layers.0.", "self_attn.q_proj", "mlp.up_proj",
+            "input_layernorm", "input_layernorm"}}) {
+    SCOPED_TRACE(row.model);
+    const Graph graph = Import(Example(row.model), Options(1, 16));
+    const std::string layer = row.layer;
+    const auto reads = [&](const char* node) {
+      return graph.tensor(NodeNamed(graph, layer + node).operands[0]).name;
+    };
+    EXPECT_EQ(reads(row.attention), layer + row.first);
+    EXPECT_EQ(reads(row.mlp), layer + row.second);
+  }
+  // One group of 71 query heads.
+  const Graph falcon = Import(Example("falcon-7b"), Options(1, 16));
+  EXPECT_EQ(
+      TensorNamed(falcon,
+                  "transformer.h.0.self_attention.query_key_value.q.weight")
+          ->shape,
+      (Shape{1, 71, 64, 4544}));
+  const Graph phi = Import(Example("phi-2"), Options(1, 16));
+  EXPECT_EQ(TensorNamed(phi, "lm_head.bias")->shape, (Shape{51200}));
+  const Graph gptj = Import(Example("gpt-j-6b"), Options(1, 16));
+  EXPECT_EQ(
+      NodeNamed(gptj, "transformer.h.0.attn.rotary_q").attribute("fraction"),
+      0.25);  // 64 of 256
+}
+
+// Keys that change what is computed, with values that are not supported.
+TEST(Decoders, RefusedKeys) {
+  struct Row {
+    const char* family;
+    const char* keys;
+    const char* problem;
+  };
+  for (const Row& row :
+       {Row{"gemma3_text", R"("attn_logit_softcapping": 50)",
+            "attn_logit_softcapping: is 50: not supported"},
+        Row{"gemma3", R"("final_logit_softcapping": 30)",
+            "final_logit_softcapping: is 30: not supported"},
+        Row{"gemma3_text", R"("use_bidirectional_attention": true)",
+            "use_bidirectional_attention: is true: not supported"},
+        Row{"gemma3_text", R"("rope_parameters": {
+              "full_attention": {"rope_type": "dynamic"}})",
+            "rope_parameters: rope_type: is \"dynamic\": this form"},
+        Row{"gemma2", R"("attn_logit_softcapping": 50)",
+            "sliding_window: is 6: expected at least the sequence length, 16, "
+            "where attn_logit_softcapping is not null"},
+        Row{"gemma2", R"("sliding_window": 16, "vocab_multiple": 5,
+              "tie_word_embeddings": false)",
+            "vocab_multiple: is not supported of a head of its own where "
+            "final_logit_softcapping is not null"},
+        Row{"olmo", R"("clip_qkv": 8)", "clip_qkv: is 8: not supported"},
+        Row{"smollm3", R"("no_rope_layers": [1, 0])",
+            "no_rope_layers: is [1, 0]: expected a list of 4 to 4 whole "
+            "numbers from 0 to 1"},
+        Row{"phi", R"("qk_layernorm": true)",
+            "qk_layernorm: is true: not supported"},
+        Row{"stablelm", R"("qk_layernorm": true)",
+            "qk_layernorm: is true: not supported"},
+        Row{"stablelm", R"("hidden_dropout": 0.1)",
+            "hidden_dropout: is 0.1: expected a number from 0 to 0"},
+        Row{"cohere", R"("use_qk_norm": true)",
+            "use_qk_norm: is true: not supported"},
+        Row{"falcon", R"("alibi": true)", "alibi: is true: not supported"},
+        Row{"falcon", R"("hidden_dropout": 0.1)",
+            "hidden_dropout: is 0.1: expected a number from 0 to 0"},
+        Row{"falcon",
+            R"("parallel_attn": false, "new_decoder_architecture": true)",
+            "parallel_attn: is false: expected true where "
+            "new_decoder_architecture is"},
+        Row{"falcon", R"("num_ln_in_parallel_attn": 2)",
+            "num_ln_in_parallel_attn: is 2: expected at most 1, as "
+            "new_decoder_architecture is false"},
+        Row{"gptj", R"("n_embd": 32, "n_head": 4, "n_layer": 1,
+              "n_positions": 16, "rotary_dim": 12)",
+            "rotary_dim: is 12: expected an even number of at most 8, the size "
+            "of a head"},
+        Row{"gptj", R"("n_embd": 32, "n_head": 4, "n_layer": 1,
+              "n_positions": 16, "rotary_dim": null)",
+            "rotary_dim: is null: not supported"}}) {
+    std::string text = FourLayers(row.family, "");
+    // Where a key is twice in a file, the reader keeps one alone.
+    if (std::string(row.keys).find("sliding_window") != std::string::npos) {
+      text.erase(text.find(", \"sliding_window\": 6"),
+                 std::string(", \"sliding_window\": 6").size());
+    }
+    text.insert(text.size() - 1, std::string(", ") + row.keys);
+    EXPECT_THAT(ErrorOf(text), HasSubstr(row.problem)) << row.family;
+  }
+  ImportOptions documents = Options(8, 16);
+  documents.documents = true;
+  EXPECT_THAT(
+      ErrorOf(FourLayers("gemma2", ""), documents),
+      HasSubstr("attn_logit_softcapping: is not null: documents are not kept "
+                "apart where scores are capped"));
+}
+
 TEST(Bloom, BiasesInsteadOfPositions) {
   const Graph graph = Import(Example("bloom-560m"), Options(1, 16));
   const Node& attention = NodeNamed(graph, "transformer.h.0.self_attention");
@@ -1050,7 +1335,7 @@ TEST_P(HeadTest, IsThatOfTheArchitecture) {
 //   512, 32 x 8 biases and a norm of 512.
 // - Decoders: those of the tied model, a matrix of so many labels by features,
 //   for tokens with a bias; pythia-1b lacks its own head of 50,304 x 2,048,
-//   mixtral-tiny that of the vocabulary.
+//   mixtral-tiny that of the vocabulary, phi-2 51,200 x 2,561.
 // - ResNet-50: 25,557,032 without 1,000 x 2,049.
 constexpr int64_t kBert = 109482240;
 constexpr int64_t kT5Encoder =
@@ -1152,6 +1437,30 @@ INSTANTIATE_TEST_SUITE_P(
                   kPythia + 3 * 2048,
                   {2, 1, 3},
                   "next_token"},
+        OtherHead{"phi-2",
+                  "PhiForSequenceClassification",
+                  R"({"num_labels": 3})",
+                  2648568320,
+                  {2, 1, 3},
+                  "next_token"},
+        OtherHead{"falcon-7b",
+                  "FalconForTokenClassification",
+                  R"({"num_labels": 3})",
+                  6921720704 + 3 * 4545,
+                  {2, 16, 3},
+                  "labels"},
+        OtherHead{"gemma-3-1b",
+                  "Gemma3TextForSequenceClassification",
+                  R"({"num_labels": 3})",
+                  999885952 + 3 * 1152,
+                  {2, 1, 3},
+                  "next_token"},
+        OtherHead{"olmo-2-7b",
+                  "Olmo2Model",
+                  "{}",
+                  7298617344 - 100352 * 4096,
+                  {2, 16, 4096},
+                  "targets"},
         OtherHead{"deepseek-v2-lite",
                   "DeepseekV2ForSequenceClassification",
                   R"({"num_labels": 1})",
@@ -1413,10 +1722,15 @@ TEST(BadFile, UnknownModelType) {
       ErrorOf(R"({"model_type": "gpt3"})"),
       HasSubstr("model_type: unknown model_type 'gpt3'; did you mean "
                 "'gpt2'? known: gpt2, llama, mistral, mixtral, "
-                "qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, phi3, opt, "
+                "qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, gemma2, "
+                "gemma3_text, gemma3, phi3, olmo, olmo2, granite, smollm3, "
+                "starcoder2, phi, falcon, gptj, stablelm, glm4, cohere, opt, "
                 "bloom, gpt_neox, bert, t5, vit, deepseek_v2, deepseek_v3"));
-  EXPECT_THAT(ErrorOf(R"({"model_type": "gpt3"})"),
-              HasSubstr("tools/export_torch.py makes a graph file of others"));
+  EXPECT_THAT(
+      ErrorOf(R"({"model_type": "qwen3_next"})"),
+      HasSubstr("of others tools/export_torch.py makes a graph file where "
+                "transformers is, and torch.onnx an ONNX file "
+                "(docs/models.md, PyTorch)"));
   EXPECT_THAT(ErrorOf("{}"), HasSubstr("model_type: missing"));
 }
 

@@ -106,6 +106,83 @@ INSTANTIATE_TEST_SUITE_P(
                              {"n_layer", 1},
                              {"num_attention_heads", 4},
                              {"vocab_size", 50}}},
+                      Model{"gptj",
+                            "gpt-j-6b",
+                            {{"n_embd", 16},
+                             {"n_layer", 1},
+                             {"n_head", 2},
+                             {"rotary_dim", 4},
+                             {"vocab_size", 50}}},
+                      Model{"falcon",
+                            "falcon-40b",
+                            {{"hidden_size", 16},
+                             {"num_hidden_layers", 1},
+                             {"num_attention_heads", 4},
+                             {"num_kv_heads", 2},
+                             {"vocab_size", 50}}},
+                      Model{"gemma3_text",
+                            "gemma-3-1b",
+                            {{"hidden_size", 16},
+                             {"num_hidden_layers", 1},
+                             {"num_attention_heads", 4},
+                             {"num_key_value_heads", 2},
+                             {"intermediate_size", 24},
+                             {"head_dim", 4},
+                             {"vocab_size", 50}}},
+                      Model{"gemma3",
+                            "gemma-3-4b",
+                            {{"hidden_size", 16},
+                             {"num_hidden_layers", 1},
+                             {"num_attention_heads", 4},
+                             {"num_key_value_heads", 2},
+                             {"intermediate_size", 24},
+                             {"head_dim", 4},
+                             {"vocab_size", 50}}},
+                      Model{"olmo2",
+                            "olmo-2-7b",
+                            {{"hidden_size", 16},
+                             {"num_hidden_layers", 1},
+                             {"num_attention_heads", 4},
+                             {"num_key_value_heads", 2},
+                             {"intermediate_size", 24},
+                             {"head_dim", 4},
+                             {"vocab_size", 50}}},
+                      Model{"starcoder2",
+                            "starcoder2-3b",
+                            {{"hidden_size", 16},
+                             {"num_hidden_layers", 1},
+                             {"num_attention_heads", 4},
+                             {"num_key_value_heads", 2},
+                             {"intermediate_size", 24},
+                             {"head_dim", 4},
+                             {"vocab_size", 50}}},
+                      Model{"phi",
+                            "phi-2",
+                            {{"hidden_size", 16},
+                             {"num_hidden_layers", 1},
+                             {"num_attention_heads", 4},
+                             {"num_key_value_heads", 2},
+                             {"intermediate_size", 24},
+                             {"head_dim", 10},
+                             {"vocab_size", 50}}},
+                      Model{"glm4",
+                            "glm-4-9b",
+                            {{"hidden_size", 16},
+                             {"num_hidden_layers", 1},
+                             {"num_attention_heads", 4},
+                             {"num_key_value_heads", 2},
+                             {"intermediate_size", 24},
+                             {"head_dim", 4},
+                             {"vocab_size", 50}}},
+                      Model{"cohere",
+                            "command-r",
+                            {{"hidden_size", 16},
+                             {"num_hidden_layers", 1},
+                             {"num_attention_heads", 4},
+                             {"num_key_value_heads", 2},
+                             {"intermediate_size", 24},
+                             {"head_dim", 4},
+                             {"vocab_size", 50}}},
                       Model{"gpt_neox",
                             "pythia-1b",
                             {{"hidden_size", 32},
@@ -153,6 +230,54 @@ TEST(PublishedWeights, GptNeoxInterleavesByHead) {
     return;
   }
   FAIL() << "no such weight";
+}
+
+// Heads of falcon-40b: 8 groups of 16 queries of 64, a key and a value. The key
+// of group 1 comes behind all of group 0 and its own queries.
+TEST(PublishedWeights, FalconInterleavesByGroup) {
+  const Graph graph = Import("falcon-40b");
+  const std::string fused = "transformer.h.0.self_attention.query_key_value.";
+  for (const Tensor& weight : graph.tensors) {
+    if (weight.name != fused + "k.weight") continue;
+    const auto pieces = PublishedPieces("falcon", graph, weight);
+    ASSERT_EQ(pieces.size(), 8u);
+    EXPECT_EQ(pieces[1].tensor, fused + "weight");
+    EXPECT_THAT(pieces[1].shape, ElementsAre((128 + 16) * 64, 8192));
+    EXPECT_EQ(pieces[1].offset, (18 + 16) * 64 * 8192);
+    return;
+  }
+  FAIL() << "no such weight";
+}
+
+// GPT-J turns 64 of 256 features, features 2j and 2j + 1 together, which are j
+// and 32 + j here.
+TEST(PublishedWeights, GptJTurnsNeighbours) {
+  const Graph graph = Import("gpt-j-6b");
+  for (const Tensor& weight : graph.tensors) {
+    if (weight.name != "transformer.h.0.attn.k_proj.weight") continue;
+    const auto pieces = PublishedPieces("gptj", graph, weight);
+    ASSERT_EQ(pieces.size(), 2u * 16);
+    const int64_t row = 4096;
+    EXPECT_EQ(pieces[2].PlaceOf(33 * row + 7), (256 + 3) * row + 7);
+    EXPECT_EQ(pieces[3].PlaceOf(0), (256 + 64) * row);
+    return;
+  }
+  FAIL() << "no such weight";
+}
+
+// Gemma 3 of images has its text under a name of its own.
+TEST(PublishedWeights, Gemma3sNormsAndNames) {
+  const Graph graph = Import("gemma-3-4b", {{"num_hidden_layers", 1}});
+  int norms = 0;
+  for (const Tensor& weight : graph.tensors) {
+    if (weight.kind != TensorKind::kWeight) continue;
+    const auto pieces = PublishedPieces("gemma3", graph, weight);
+    ASSERT_EQ(pieces.size(), 1u);
+    EXPECT_EQ(pieces[0].tensor, "language_model." + weight.name);
+    EXPECT_EQ(pieces[0].added, weight.shape.size() == 1 ? 1 : 0);
+    norms += weight.shape.size() == 1 ? 1 : 0;
+  }
+  EXPECT_EQ(norms, 4 + 2 + 1);
 }
 
 }  // namespace
