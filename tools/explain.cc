@@ -9,12 +9,14 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/band.h"
+#include "costmodel/whatif/degrade.h"
 #include "costmodel/whatif/predict.h"
 #include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "planner/base/threads.h"
 #include "planner/plan/describe.h"
 #include "planner/plan/stages.h"
+#include "planner/plan/used_part.h"
 #include "tools/explain_output.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
@@ -362,6 +364,12 @@ Result<int> RunExplain(const Options& options) {
   }
   TESSERA_TRY(Plan plan, PlanOrDataParallel(inputs));
   WarnOfIdle(plan, inputs);
+  // What else the plan could be, on the devices that it uses.
+  if (auto part = UsedPartOf(inputs.cluster, plan)) {
+    inputs.cluster =
+        OnlyDevices(inputs.cluster, UsedDevices(inputs.cluster, plan));
+    plan = std::move(part->plan);
+  }
   if (options.Given("--as")) {
     PrintWarnings(inputs);
     return PrintSettings(options, inputs, plan);

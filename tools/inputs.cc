@@ -445,7 +445,7 @@ Result<void> CheckProtoOutput(const std::string& path, std::string_view flag) {
              : CheckReplaceable(path, flag);
 }
 
-Result<void> CheckPathsDiffer(const Options& options) {
+Result<void> CheckPathsDiffer(const Options& options, bool writes_plan) {
   struct File {
     std::string_view flag;
     std::string path;
@@ -474,7 +474,7 @@ Result<void> CheckPathsDiffer(const Options& options) {
   files.push_back({"--learn", options.learn, true, "--profile"});
   files.push_back({"--tune", options.tune, true});
   files.push_back({"--plan-out", options.plan_output, true, "--plan"});
-  files.push_back({"-o", options.output, true, "--plan"});
+  files.push_back({"-o", options.output, true, writes_plan ? "--plan" : ""});
   for (size_t i = 0; i < files.size(); ++i) {
     if (!files[i].written || files[i].path.empty() ||
         std::filesystem::is_character_file(files[i].path, code)) {

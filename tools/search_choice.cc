@@ -5,6 +5,7 @@
 
 #include "planner/base/threads.h"
 #include "planner/plan/strategy.h"
+#include "planner/plan/used_part.h"
 #include "planner/search/baselines.h"
 #include "tools/verify.h"
 
@@ -109,18 +110,22 @@ Decided Decide(const Options& options, const Inputs& inputs,
   for (const FoundPlan& found : result.candidates) {
     add("search", found.plan, found.evaluation, found.shared);
   }
-  std::vector<size_t> simple;  // the simplest first
   const Baseline* baseline = BestBaseline(space, result);
-  std::optional<size_t> uniform;
   if (result.uniform) {
-    uniform = add("uniform", result.uniform->plan, result.uniform->evaluation);
+    add("uniform", result.uniform->plan, result.uniform->evaluation);
   }
   if (baseline != nullptr) {
     decided.baseline =
         add(baseline->name, baseline->plan, baseline->evaluation);
-    simple.push_back(*decided.baseline);
   }
-  if (uniform && uniform != decided.baseline) simple.push_back(*uniform);
+  // The best baseline, and what a strategy gives, whoever found it.
+  std::vector<size_t> simple;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (i == decided.baseline ||
+        StrategyOnPart(space.index, *space.cluster, choices[i].plan)) {
+      simple.push_back(i);
+    }
+  }
 
   decided.band = StepTimeBand(inputs.cluster, result.evaluation.sources);
   if (options.confirm > 0 && !interrupted) {
@@ -149,6 +154,10 @@ Decided Decide(const Options& options, const Inputs& inputs,
   };
   if (decided.baseline) decided.margin = over(*decided.baseline);
   if (options.prefer != "simple" || !fastest.score.feasible) return decided;
+  std::ranges::stable_sort(simple, [&](size_t a, size_t b) {
+    const bool first = a == decided.baseline;
+    return first != (b == decided.baseline) ? first : better(a, b);
+  });
   for (const size_t i : simple) {
     if (!choices[i].score.feasible || over(i) >= decided.band->median ||
         unknown(i) != unknown(decided.fastest)) {

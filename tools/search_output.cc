@@ -311,8 +311,10 @@ std::string SearchText(const Options& options, const SearchAnswer& answer) {
                       std::max(result.seconds, 1e-9)) +
           "/s), " + std::to_string(result.accepted) + " accepted, " +
           std::to_string(result.uniform_strategies) +
-          " uniform strategies swept to start from, seed " +
-          std::to_string(options.seed) + EndText(options, answer) + "\n";
+          " uniform strategies swept to start from" +
+          (result.swept_all ? "" : ", not to the end for want of time") +
+          ", seed " + std::to_string(options.seed) + EndText(options, answer) +
+          "\n";
   if (!answer.plan_file.empty()) text += "  plan: " + answer.plan_file + "\n";
   return text;
 }

@@ -53,7 +53,8 @@ Result<int> RunVerb(const Verb& verb, const std::vector<std::string>& all) {
     }
   }
   options->arguments = all;
-  TESSERA_RETURN_IF_ERROR(CheckPathsDiffer(*options));
+  TESSERA_RETURN_IF_ERROR(
+      CheckPathsDiffer(*options, /*writes_plan=*/verb.name == "search"));
   return verb.run(*options);
 }
 

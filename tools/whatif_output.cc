@@ -121,9 +121,11 @@ std::string CellText(const Cell& cell) {
   if (!cell.prediction) return "  " + ProblemText(cell) + "\n";
   const Prediction& p = *cell.prediction;
   const std::string& name = p.plan_name.empty() ? p.strategy : p.plan_name;
-  out += Line("plan", name + " on " + std::to_string(p.devices) +
-                          " devices of " + std::to_string(p.nodes) +
-                          (p.nodes == 1 ? " node" : " nodes"));
+  out +=
+      Line("plan",
+           name + (p.used == p.devices ? " on " : "; the cluster has ") +
+               std::to_string(p.devices) + " devices of " +
+               std::to_string(p.nodes) + (p.nodes == 1 ? " node" : " nodes"));
   out += Line("step time", FormatTime(p.evaluation.step_time) + ", by " +
                                SourcesText(p.evaluation.sources, p.band));
   out += Line("throughput", FormatCount(p.tokens_per_s) + " " +

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "costmodel/memory/overhead.h"
 #include "costmodel/memory/peak_memory.h"
@@ -13,13 +14,15 @@
 namespace tessera {
 namespace {
 
-// Of the smallest device of a set.
-Bytes LeastMemory(const Cluster& cluster, const DeviceSet& set) {
-  Bytes least = cluster.TypeOf(set.devices[0]).memory;
+// Of the smallest and of the largest device of a set.
+std::pair<Bytes, Bytes> MemoriesOf(const Cluster& cluster,
+                                   const DeviceSet& set) {
+  std::vector<Bytes> memories;
   for (DeviceId device : set.devices) {
-    least = std::min(least, cluster.TypeOf(device).memory);
+    memories.push_back(cluster.TypeOf(device).memory);
   }
-  return least;
+  const auto [least, most] = std::ranges::minmax(memories);
+  return {least, most};
 }
 
 void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
@@ -51,18 +54,18 @@ void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
   };
   // The fullest device counts, but where shares are unequal smaller devices may
   // have less.
-  bool all_fit = true;
+  bool by_device = false;
   std::vector<Bytes> least;
   for (size_t s = 0; s < sets.size(); ++s) {
-    least.push_back(LeastMemory(facts.cluster, sets[s]));
-    all_fit = all_fit && result.memory[s].total <= least[s];
+    const auto [smallest, largest] = MemoriesOf(facts.cluster, sets[s]);
+    least.push_back(smallest);
+    by_device |= smallest < largest && result.memory[s].total > smallest;
   }
-  if (all_fit) return;
   const bool uneven =
       std::ranges::any_of(plan.groups, [](const DeviceGroup& group) {
         return group.IsUneven(group.all_axes());
       });
-  if (!uneven || !may_lower) {
+  if (!by_device || !uneven || !may_lower) {
     for (size_t s = 0; s < sets.size(); ++s) {
       check(sets[s], result.memory[s], least[s]);
     }
@@ -75,7 +78,7 @@ void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
   std::vector<MemoryUse> memory = PeakMemoryOf(tasks, devices);
   AddOverheads(facts, index, plan, kinds, memory);
   for (size_t k = 0; k < kinds.size(); ++k) {
-    check(kinds[k], memory[k], LeastMemory(facts.cluster, kinds[k]));
+    check(kinds[k], memory[k], MemoriesOf(facts.cluster, kinds[k]).first);
   }
 }
 

@@ -6,7 +6,7 @@
 #include "costmodel/whatif/idle_collective.h"
 #include "planner/base/threads.h"
 #include "planner/plan/stages.h"
-#include "planner/plan/strategy.h"
+#include "planner/plan/used_part.h"
 #include "planner/plan/validate.h"
 #include "planner/search/explain.h"
 #include "planner/search/search_space.h"
@@ -34,7 +34,7 @@ Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
   TESSERA_TRY(Case made, MakeCase(scenario, models));
   TESSERA_TRY(Plan plan, PlanForCell(made, options));
   cell.prediction = Predict(made, plan, options.predict);
-  if (options.replan && !UniformStrategy(*made.index, made.cluster, plan)) {
+  if (options.replan && !StrategyOnPart(*made.index, made.cluster, plan)) {
     cell.prediction->plan_name =
         TextbookName(SearchSpace(*made.graph, made.cluster), plan);
   }

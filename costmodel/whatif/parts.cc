@@ -11,6 +11,8 @@
 #include "planner/base/threads.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/allowed_objective.h"
+#include "planner/search/found_plan.h"
+#include "planner/search/ragged.h"
 #include "planner/search/search_clock.h"
 #include "planner/search/sweep.h"
 #include "planner/search/uniform_strategies.h"
@@ -29,22 +31,34 @@ ClusterSubset First(size_t count, size_t of) {
   return part;
 }
 
-// The best uniform plan of the part, where it takes less time than `best`.
-std::optional<Candidate> BestUniform(const Graph& graph, const Cluster& part,
-                                     const Cluster* whole, Duration best,
-                                     const SearchClock& clock,
-                                     const PartOptions& options) {
+// The best plan of the part that is uniform, or where the batch is no multiple
+// of its devices data parallel, where it takes less time than `best`.
+std::optional<FoundPlan> BestOn(const Graph& graph, const Cluster& part,
+                                const Cluster* whole, Duration best,
+                                const SearchClock& clock,
+                                const PartOptions& options) {
   SearchSpace space(graph, part);
   space.constraints = options.constraints;
   const Evaluator evaluator(graph, part, options.profile, options.training,
                             Evaluator::kMostInSearch, whole);
   const auto stop = [&] { return clock.StoppedOrPast(1); };
-  SweepResult swept =
+  std::vector<FoundPlan> plans = RaggedPlans(space, evaluator, stop);
+  const SweepResult swept =
       Sweep(space, AllowedObjective(space, evaluator), UniformStrategies(space),
             1, ThreadCount(options.threads), stop, nullptr,
             Score{best, {}, /*feasible=*/true});
-  if (swept.best.empty()) return std::nullopt;
-  return std::move(swept.best[0]);
+  if (!swept.best.empty()) {
+    Plan plan =
+        PlanFromStrategy(space.index, part, swept.best[0].strategy).value();
+    Evaluation evaluation = evaluator.Evaluate(plan);
+    plans.push_back({std::move(plan), std::move(evaluation)});
+  }
+  std::optional<FoundPlan> found;
+  for (FoundPlan& plan : plans) {
+    const Score than = found ? found->score() : Score{best, {}, true};
+    if (Better(plan.score(), than)) found = std::move(plan);
+  }
+  return found;
 }
 
 // A plan of a part for the ranks of the whole cluster.
@@ -123,13 +137,11 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
       kept.resize(options.whole->devices.size(), false);
       whole = OnlyDevices(*options.whole, kept);
     }
-    const auto found = BestUniform(graph, alone, whole ? &*whole : nullptr,
-                                   best, clock, options);
+    auto found =
+        BestOn(graph, alone, whole ? &*whole : nullptr, best, clock, options);
     if (!found) return true;
-    best = found->score.step_time;
-    plans.push_back(
-        OnWhole(PlanFromStrategy(graph, alone, found->strategy).value(),
-                cluster, part));
+    best = found->score().step_time;
+    plans.push_back(OnWhole(std::move(found->plan), cluster, part));
     return true;
   };
   const std::vector<ClusterSubset> likely =

@@ -190,6 +190,7 @@ Prediction Predict(const Case& of, const Plan& plan,
   const Cluster& cluster = of.cluster;
   Prediction result;
   result.devices = static_cast<int>(cluster.devices.size());
+  result.used = static_cast<int>(World(plan).devices.size());
   result.nodes = cluster.num_nodes();
   result.global_batch = graph.global_batch;
   result.strategy = StrategyText(*of.index, cluster, plan);

@@ -54,7 +54,8 @@ struct Prediction {
   std::string strategy;  // in words
   // TextbookName of a plan that is not uniform, where it was searched for.
   std::string plan_name;
-  int devices = 0;
+  int devices = 0;  // of the cluster
+  int used = 0;     // by the plan
   int nodes = 0;
   int64_t global_batch = 0;
   Evaluation evaluation;  // with a breakdown, unless fast

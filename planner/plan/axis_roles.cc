@@ -397,6 +397,11 @@ AxisUse UseOf(const GraphIndex& index, const Plan& plan, int block,
   return use;
 }
 
+// Those that split the sequence and, in attention alone, heads.
+AxisSet HeadContextAxesOf(const AxisUse& use) {
+  return use.heads & use.sequence & ~use.other;
+}
+
 }  // namespace
 
 std::vector<OpPlacement> PlaceBlock(const GraphIndex& index, int block,
@@ -437,8 +442,7 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
   if (nodes.empty()) return std::nullopt;
   const GroupId group = plan.ops[nodes[0].index()].group;
   AxisUse use = UseOf(index, plan, block, group);
-  // Axes that split the sequence and, in attention alone, heads.
-  const AxisSet by_heads = use.heads & use.sequence & ~use.other;
+  const AxisSet by_heads = HeadContextAxesOf(use);
   use.other |= use.heads & ~by_heads;
   const AxisRoles roles = {
       .data = use.sample & ~(use.other | use.expert),
@@ -492,9 +496,13 @@ AxisSet ZeroAxesGiven(const GraphIndex& index, const Plan& plan, size_t weight,
 
 }  // namespace
 
+AxisSet HeadContextAxes(const GraphIndex& index, const Plan& plan, int block,
+                        GroupId group) {
+  return HeadContextAxesOf(UseOf(index, plan, block, group));
+}
+
 AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight) {
   const NodeId home = index.weights[weight].home.node;
-  if (!home.valid()) return 0;
   return ZeroAxesGiven(index, plan, weight,
                        UseOf(index, plan, index.graph->node(home).block,
                              plan.ops[home.index()].group));
@@ -552,7 +560,7 @@ std::vector<AxisSet> ZeroAxesOf(const GraphIndex& index, const Plan& plan,
   for (size_t i = 0; i < weights.size(); ++i) {
     const size_t w = weights[i];
     const NodeId home = index.weights[w].home.node;
-    if (plan.weights[w].zero_stage == 0 || !home.valid()) continue;
+    if (plan.weights[w].zero_stage == 0) continue;
     const int block = index.graph->node(home).block;
     const GroupId group = plan.ops[home.index()].group;
     if (block != known_block || group != known_group) {

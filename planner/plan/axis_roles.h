@@ -81,6 +81,11 @@ bool BlockIs(const GraphIndex& index, int block,
 std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
                                  int block);
 
+// The axes of `group` that split the heads of attention in a block, in place of
+// the sequence, which they split in its other nodes there (AxisRoles::heads).
+AxisSet HeadContextAxes(const GraphIndex& index, const Plan& plan, int block,
+                        GroupId group);
+
 // Elements of the smallest shard of a weight at home, or of its smallest tile:
 // over as many ranks at most its state may be cut. REQUIRES: it is read.
 int64_t SmallestShardOf(const GraphIndex& index, const Plan& plan,

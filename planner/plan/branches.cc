@@ -1,6 +1,7 @@
 #include "planner/plan/branches.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 namespace tessera {
@@ -61,6 +62,32 @@ DeviceGroup Half(const DeviceGroup& group, int axis, int coordinate) {
   return half;
 }
 
+// The branches of blocks, which those of a class have in equal places: looked
+// for once in each class.
+class BranchesByClass {
+ public:
+  explicit BranchesByClass(const GraphIndex& index) : index_(index) {}
+
+  std::optional<Branches> Of(int block) {
+    const auto b = static_cast<size_t>(block);
+    const auto [known, is_new] = known_.try_emplace(index_.block_class[b]);
+    if (is_new) known->second = BranchesOf(index_, block);
+    std::optional<Branches> here = known->second;
+    if (!here.has_value()) return here;
+    for (auto* side : {&here->left, &here->right}) {
+      for (NodeId& id : *side) {
+        id = index_.nodes_of_block[b][index_.position[id.index()]];
+      }
+    }
+    return here;
+  }
+
+ private:
+  const GraphIndex& index_;
+  // By class, in the first block of it that was asked for.
+  std::map<int, std::optional<Branches>> known_;
+};
+
 bool HasAxis(const Plan& plan, GroupId group, int axis) {
   const auto& axes = plan.groups[group.index()].axes;
   return axis >= 0 && static_cast<size_t>(axis) < axes.size() &&
@@ -102,11 +129,12 @@ std::optional<Plan> SplitBranches(const GraphIndex& index, const Plan& plan,
   const DeviceGroup& whole = plan.groups[group.index()];
   split.groups.insert(split.groups.begin() + group.value + 1,
                       {Half(whole, axis, 0), Half(whole, axis, 1)});
+  BranchesByClass all_branches(index);
   bool any = false;
   for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
     const auto& nodes = index.nodes_of_block[b];
     if (nodes.empty() || plan.ops[nodes[0].index()].group != group) continue;
-    const auto branches = BranchesOf(index, static_cast<int>(b));
+    const auto branches = all_branches.Of(static_cast<int>(b));
     if (!branches.has_value()) continue;
     any = true;
     for (const auto& [side, half] :

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/base/check.h"
 #include "planner/base/element_count.h"
 #include "planner/plan/whole_extents.h"
 
@@ -200,8 +201,10 @@ GraphIndex::GraphIndex(const Graph& graph_in)
   for (size_t t = 0; t < graph->tensors.size(); ++t) {
     const Tensor& tensor = graph->tensors[t];
     if (tensor.kind != TensorKind::kWeight) continue;
-    weights.push_back({TensorId(static_cast<int64_t>(t)),
-                       readers[t].empty() ? Use{} : readers[t][0],
+    // A graph whose loss does not depend on one is refused (Differentiate).
+    TESSERA_CHECK(!readers[t].empty())
+        << "no forward node reads weight " << tensor.name;
+    weights.push_back({TensorId(static_cast<int64_t>(t)), readers[t][0],
                        ElementCount(tensor.shape)});
   }
   // Backwards, so that what reads a node's results is known before it.

@@ -15,7 +15,7 @@
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/branches.h"
 #include "planner/plan/idle_keys.h"
-#include "planner/plan/recompute.h"
+#include "planner/plan/layers_again.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/sequence_order.h"
 #include "planner/plan/strategy.h"
@@ -185,8 +185,25 @@ Result<void> CompleteExperts(const GraphIndex& index, Strategy& strategy) {
   return {};
 }
 
+// Why a zero-group leaves no rank another one to cut with; empty where it does.
+// REQUIRES: the degrees make up the cluster.
+std::string WhyNoCut(const GraphIndex& index, const Cluster& cluster,
+                     const Strategy& strategy) {
+  if (strategy.zero_group == 1) return "zero-group=1 has no other rank";
+  if (strategy.zero_group != Strategy::kWithinNode) return "";
+  // What is not complete yet alters no axes of copies.
+  Strategy plain = strategy;
+  plain.by_speed = false;
+  plain.etp = 0;
+  for (const DeviceGroup& group : GroupsOf(index, cluster, plain)) {
+    const auto axes = ZeroGroupAxes(cluster, strategy, group);
+    if (axes && *axes != 0) return "";
+  }
+  return "zero-group=node finds no two copies on one node";
+}
+
 // The first key that changes nothing on this cluster, or of this model.
-// REQUIRES: dp is known.
+// REQUIRES: the degrees make up the cluster.
 std::optional<IdleKey> FirstIdleOn(const GraphIndex& index,
                                    const Cluster& cluster,
                                    const Strategy& strategy) {
@@ -232,7 +249,11 @@ std::optional<IdleKey> FirstIdleOn(const GraphIndex& index,
   for (const auto& check : checks) {
     if (check.is_idle) return check.key;
   }
-  return std::nullopt;
+  if (strategy.zero == 0) return std::nullopt;
+  const std::string why = WhyNoCut(index, cluster, strategy);
+  if (why.empty()) return std::nullopt;
+  return IdleKey{"zero", std::to_string(strategy.zero), why,
+                 [](Strategy& s) { s.zero = 0; }};
 }
 
 Result<void> CompleteSamples(const GraphIndex& index, Strategy& strategy) {
@@ -429,12 +450,7 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   plan.prefetch = strategy.prefetch;
   plan.zigzag = strategy.zigzag ? strategy.cp : 0;
   TESSERA_RETURN_IF_ERROR(PlaceBlocks(index, cluster, strategy, plan));
-  const auto [first_layer, last_layer] = Layers(index);
-  const int again = strategy.recompute_layers > 0 ? strategy.recompute_layers
-                                                  : last_layer - first_layer;
-  for (int layer = first_layer; layer < first_layer + again; ++layer) {
-    SetRecompute(index, layer, strategy.recompute, plan);
-  }
+  SetLayersAgain(index, {strategy.recompute, strategy.recompute_layers}, plan);
   if (strategy.split_branches) {
     TESSERA_TRY(plan, WithSplitBranches(index, std::move(plan)));
   }

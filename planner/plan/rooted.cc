@@ -35,7 +35,7 @@ bool UsesRoot(const Plan& plan) {
          std::ranges::any_of(plan.ops, rooted);
 }
 
-std::optional<Plan> WithoutRoot(const GraphIndex& index, Plan plan) {
+Plan WithoutRoot(const GraphIndex& index, Plan plan) {
   for (size_t i = 0; i < plan.ops.size(); ++i) {
     OpPlacement& op = plan.ops[i];
     if (op.rooted == 0) continue;

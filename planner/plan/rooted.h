@@ -6,7 +6,6 @@
 //
 // Functions without state; thread-safe.
 
-#include <optional>
 #include <vector>
 
 #include "planner/plan/graph_index.h"
@@ -23,8 +22,8 @@ void SetRooted(const GraphIndex& index, const std::vector<AxisSet>& data,
 // Whether anything is at a root.
 bool UsesRoot(const Plan& plan);
 
-// The plan without its roots, whose work the data axes share again; nothing
-// where a node at a root has no samples.
-std::optional<Plan> WithoutRoot(const GraphIndex& index, Plan plan);
+// The plan without its roots, whose work the data axes share again: that of a
+// node without samples each of their ranks does.
+Plan WithoutRoot(const GraphIndex& index, Plan plan);
 
 }  // namespace tessera

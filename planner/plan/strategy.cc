@@ -15,6 +15,7 @@
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy_text.h"
 #include "planner/plan/tiles.h"
+#include "planner/plan/used_part.h"
 #include "planner/schedule/action_table.h"
 
 namespace tessera {
@@ -534,10 +535,15 @@ std::optional<std::string> FlagTextOf(const Strategy& strategy) {
 
 std::string StrategyText(const GraphIndex& index, const Cluster& cluster,
                          const Plan& plan) {
-  const auto strategy = UniformStrategy(index, cluster, plan);
-  if (strategy.has_value()) return ToString(*strategy);
-  const int stages = StagesOf(*index.graph, plan).count();
   const size_t devices = World(plan).devices.size();
+  if (const auto strategy = StrategyOnPart(index, cluster, plan)) {
+    return ToString(*strategy) +
+           (devices == cluster.devices.size()
+                ? ""
+                : " on " + std::to_string(devices) + " of " +
+                      std::to_string(cluster.devices.size()) + " devices");
+  }
+  const int stages = StagesOf(*index.graph, plan).count();
   return "custom (" + std::to_string(stages) +
          (stages == 1 ? " stage on " : " stages on ") +
          std::to_string(devices) + (devices == 1 ? " device)" : " devices)");

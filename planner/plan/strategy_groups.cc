@@ -87,27 +87,6 @@ std::vector<double> SpeedsAlong(const Cluster& cluster, DType dtype,
   return speeds;
 }
 
-// Gives data axes across unlike devices shares of `samples`, those of one
-// microbatch.
-void ShareSamples(const Cluster& cluster, DType dtype, int64_t samples,
-                  DeviceGroup& group) {
-  int64_t parts = 1;
-  for (const MeshAxis& axis : group.axes) {
-    if (axis.name.starts_with("dp") || axis.name.starts_with("ep")) {
-      parts *= axis.size;
-    }
-  }
-  for (size_t a = 0; a < group.axes.size(); ++a) {
-    MeshAxis& axis = group.axes[a];
-    if (!axis.name.starts_with("dp")) continue;
-    const std::vector<double> speeds = SpeedsAlong(cluster, dtype, group, a);
-    const auto [least, most] = std::ranges::minmax(speeds);
-    if (least == most) continue;
-    axis.shares =
-        ReducedShares(SharesBySpeed(samples / (parts / axis.size), speeds));
-  }
-}
-
 // Of each position of the pipeline, or none where all are alike.
 std::vector<double> StageSpeeds(const GraphIndex& index, const Cluster& cluster,
                                 const Strategy& strategy,
@@ -128,8 +107,39 @@ std::vector<double> StageSpeeds(const GraphIndex& index, const Cluster& cluster,
 
 }  // namespace
 
+std::span<const std::vector<MeshDimension>> UsualOrders() {
+  using D = MeshDimension;
+  static const std::vector<std::vector<D>> kOrders = {
+      Strategy().order,
+      {D::kTensor, D::kContext, D::kExpert, D::kPipeline, D::kData},
+      {D::kData, D::kTensor, D::kContext, D::kExpert, D::kPipeline},
+      {D::kPipeline, D::kTensor, D::kContext, D::kExpert, D::kData},
+      {D::kTensor, D::kData, D::kContext, D::kExpert, D::kPipeline},
+  };
+  return kOrders;
+}
+
 int64_t SamplesOf(const Strategy& strategy) {
   return int64_t{strategy.mbs} * strategy.dp * strategy.ep;
+}
+
+void ShareSamples(const Cluster& cluster, DType dtype, int64_t samples,
+                  DeviceGroup& group) {
+  int64_t parts = 1;
+  for (const MeshAxis& axis : group.axes) {
+    if (axis.name.starts_with("dp") || axis.name.starts_with("ep")) {
+      parts *= axis.size;
+    }
+  }
+  for (size_t a = 0; a < group.axes.size(); ++a) {
+    MeshAxis& axis = group.axes[a];
+    if (!axis.name.starts_with("dp")) continue;
+    const std::vector<double> speeds = SpeedsAlong(cluster, dtype, group, a);
+    const auto [least, most] = std::ranges::minmax(speeds);
+    if (least == most) continue;
+    axis.shares =
+        ReducedShares(SharesBySpeed(samples / (parts / axis.size), speeds));
+  }
 }
 
 std::vector<DeviceGroup> GroupsOf(const GraphIndex& index,

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "planner/plan/axis_roles.h"
-#include "planner/plan/recompute.h"
+#include "planner/plan/layers_again.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
@@ -16,26 +16,6 @@
 
 namespace tessera {
 namespace {
-
-// Which layers compute what again; whether a strategy says that. Layers may
-// have the flags of several levels, as those without attention do.
-bool FindRecompute(const GraphIndex& index, const Plan& plan,
-                   Strategy& strategy) {
-  const auto [first, last] = Layers(index);
-  // Behind layers from `begin` on that are of the level.
-  const auto behind = [&](int begin, RecomputeLevel level) {
-    while (begin < last && HasLevel(index, plan, begin, level)) ++begin;
-    return begin;
-  };
-  for (const RecomputeRow& row : RecomputeLevels()) {
-    const int covered = behind(first, row.level);
-    if (behind(covered, RecomputeLevel::kNone) < last) continue;
-    strategy.recompute = row.level;
-    strategy.recompute_layers = covered < last ? covered - first : 0;
-    return true;
-  }
-  return false;
-}
 
 // All of the strategy that may give `plan`, but for the order of its dimensions
 // and whether shares go by speed; nothing where none does.
@@ -63,8 +43,7 @@ std::optional<Strategy> WithoutOrder(const GraphIndex& index,
         std::max(strategy.gradient_tier, weight.gradient_tier);
   }
   if (UsesRoot(plan)) strategy.dp_kind = DataParallelKind::kRooted;
-  const auto plain = WithoutRoot(index, plan);
-  if (!plain.has_value()) return std::nullopt;
+  const Plan plain = WithoutRoot(index, plan);
   Plan whole = plan;
   SetZeroAxes(index, whole);
   int64_t zero_group = 1;
@@ -88,7 +67,7 @@ std::optional<Strategy> WithoutOrder(const GraphIndex& index,
         !classes.insert(index.block_class[b]).second) {
       continue;
     }
-    const auto of_block = RolesOf(index, *plain, static_cast<int>(b));
+    const auto of_block = RolesOf(index, plain, static_cast<int>(b));
     if (!of_block.has_value()) return std::nullopt;
     roles.data |= of_block->data;
     roles.expert |= of_block->expert;
@@ -111,7 +90,10 @@ std::optional<Strategy> WithoutOrder(const GraphIndex& index,
     strategy.etp = strategy.tp / static_cast<int>(group.Size(roles.folded));
   }
   strategy.sp = roles.sequence;
-  if (!FindRecompute(index, plan, strategy)) return std::nullopt;
+  const auto again = LayersAgainOf(index, plan);
+  if (!again.has_value()) return std::nullopt;
+  strategy.recompute = again->level;
+  strategy.recompute_layers = again->layers;
   if (roles.heads) strategy.cp_kind = "ulysses";
   if (roles.ring) strategy.cp_kind = "ring";
   const int64_t parts = int64_t{plan.microbatches} * strategy.dp * strategy.ep;
@@ -128,23 +110,16 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   std::optional<Strategy> found = WithoutOrder(index, plan);
   if (!found) return std::nullopt;
   Strategy strategy = *std::move(found);
-  // The plan it gives must be this one, up to names; a few orders are usual.
-  using D = MeshDimension;
-  const std::vector<D> orders[] = {
-      {D::kTensor, D::kContext, D::kExpert, D::kData, D::kPipeline},
-      {D::kTensor, D::kContext, D::kExpert, D::kPipeline, D::kData},
-      {D::kData, D::kTensor, D::kContext, D::kExpert, D::kPipeline},
-      {D::kTensor, D::kData, D::kContext, D::kExpert, D::kPipeline},
-  };
+  // The plan it gives must be this one, up to names.
   const auto complete = Complete(index, cluster, strategy);
   if (!complete) return std::nullopt;
   struct Way {
-    std::vector<D> order;
+    std::vector<MeshDimension> order;
     bool by_speed;
   };
   std::vector<Way> ways;
   const bool unlike = HasUnlikeSpeeds(cluster, index.graph->dtype);
-  for (const std::vector<D>& order : orders) {
+  for (const std::vector<MeshDimension>& order : UsualOrders()) {
     ways.push_back({order, false});
     if (unlike) ways.push_back({order, true});
   }
@@ -170,7 +145,7 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
       tried.push_back(std::move(groups));
     }
     const auto made = PlanFromStrategy(index, cluster, strategy);
-    if (!made) return std::nullopt;
+    if (!made) continue;
     if (made->groups.size() != plan.groups.size()) return std::nullopt;
     for (size_t g = 0; g < named.groups.size(); ++g) {
       named.groups[g].name = made->groups[g].name;

@@ -650,7 +650,7 @@ class Validator {
            "zero_axes");
       return;
     }
-    if (placement.rooted != 0 && stages_ok_ && use.home.node.valid()) {
+    if (placement.rooted != 0 && stages_ok_) {
       CheckCopies(placement.rooted, w, "rooted", fail);
     }
     if (placement.zero_axes == 0) return;
@@ -659,7 +659,7 @@ class Validator {
       return;
     }
     // Needs a placement of the home node to compare with.
-    if (!stages_ok_ || !use.home.node.valid()) return;
+    if (!stages_ok_) return;
     CheckCopies(placement.zero_axes, w, "zero_axes", fail);
   }
 

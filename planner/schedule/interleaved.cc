@@ -1,7 +1,8 @@
 // Interleaved 1F1B (Narayanan et al. 2021, section 2.2.2): a stage has v chunks
 // of the model and takes turns among them, a group of p microbatches at a time:
 // all of the group through the first chunk, then through the second, …. Stage s
-// runs (v - 1)p + 2(p - 1 - s) forwards ahead of its first backward. The bubble
+// runs (v - 1)g + 2(p - 1 - s) forwards ahead of its first backward, where g is
+// p, or of a larger last group (below) its microbatches. The bubble
 // is (p - 1)(t_F + t_B) / v, for v times the messages.
 //
 // Where the microbatches are not a multiple of p, the last group takes the rest

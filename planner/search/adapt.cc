@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <string>
 
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/idle_keys.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
@@ -104,6 +106,11 @@ Strategy RoughStrategy(const GraphIndex& index, const Plan& plan) {
   return strategy;
 }
 
+Strategy WithoutIdleKeys(const SearchSpace& space, const Strategy& strategy) {
+  std::vector<std::string> notes;
+  return WithoutIdleKeys(space.index, *space.cluster, strategy, notes);
+}
+
 Plan ForBatch(Plan plan, int64_t from, int64_t to) {
   const double wanted = static_cast<double>(plan.microbatches) *
                         static_cast<double>(to) / static_cast<double>(from);
@@ -132,10 +139,8 @@ std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
           s.cp = cp;
           s.ep = ep;
           s.dp = devices / tp / pp / cp / ep;
-          s.sp = rough.sp && tp > 1;
           if (s.etp > 0 && tp % s.etp != 0) s.etp = 0;
-          s.zigzag = rough.zigzag && cp > 1;
-          const auto sized = WithSamples(space, s);
+          const auto sized = WithSamples(space, WithoutIdleKeys(space, s));
           if (sized.empty()) continue;
           const auto& nearest =
               *std::ranges::min_element(sized, {}, [&](const Strategy& with) {

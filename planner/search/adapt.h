@@ -15,15 +15,18 @@ namespace tessera {
 // parameters. Degrees are of the plan's own devices.
 Strategy RoughStrategy(const GraphIndex& index, const Plan& plan);
 
+// As in planner/plan/idle_keys.h, for who needs no notes.
+Strategy WithoutIdleKeys(const SearchSpace& space, const Strategy& strategy);
+
 // `plan`, which was made for `from` samples a step, for `to`: with microbatches
 // of as nearly as many samples as they divide.
 Plan ForBatch(Plan plan, int64_t from, int64_t to);
 
 // Up to `count` valid plans near `old`, the nearest first: itself where it is
-// valid, then uniform plans with its ZeRO, recomputation, schedule and (as
-// nearly as the batch divides) microbatch, by how far their degrees are from
-// its own: the sum of |log(new / old)| over tp, pp, cp and ep. REQUIRES: `old`
-// is a plan of the same graph.
+// valid, then uniform plans with its ZeRO, recomputation, schedule (as far as
+// they have an effect) and (as nearly as the batch divides) microbatch, by how
+// far their degrees are from its own: the sum of |log(new / old)| over tp, pp,
+// cp and ep. REQUIRES: `old` is a plan of the same graph.
 std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
                                size_t count);
 

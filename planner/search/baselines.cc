@@ -31,7 +31,9 @@ std::vector<std::vector<Strategy>> Rooted(const SearchSpace& space) {
 
 // Zhao et al. 2023: ZeRO-3 within nodes, replicas across.
 std::vector<std::vector<Strategy>> Hybrid(const SearchSpace& space) {
-  if (space.cluster->num_nodes() == 1) return {};
+  if (space.cluster->num_nodes() == 1 || space.least_devices_of_node == 1) {
+    return {};
+  }
   Strategy strategy;
   strategy.dp = space.devices();
   strategy.zero = 3;

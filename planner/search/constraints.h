@@ -12,63 +12,10 @@
 #include "planner/base/result.h"
 #include "planner/plan/graph_index.h"
 #include "planner/plan/plan.h"
+#include "planner/search/constraint_rows.h"
+#include "planner/search/constraint_text.h"
 
 namespace tessera {
-
-// One constraint as it was given.
-struct ConstraintText {
-  std::string text;
-  std::string line = {};  // of a file, "FILE:3"; empty: of the command line
-};
-
-// As a command line or a file gives them.
-struct ConstraintTexts {
-  // "PATTERN=KEY:VALUE", such as "h.*.attn=tp:8": the operators whose names
-  // match have it so, each of them that has something to be split so. The
-  // components of a pattern, between dots, match neighbouring components of a
-  // name; '*' stands for any characters of one. Keys: FixKeys().
-  std::vector<ConstraintText> fix = {};
-  std::vector<ConstraintText> forbid = {};  // of Forbidden(), or a schedule
-  int max_microbatch = 0;     // samples of a microbatch on a replica; 0: any
-  ConstraintText space = {};  // a row of Subspaces(); empty: full
-};
-
-// Adds the lines of a file's text: "fix PATTERN=KEY:VALUE", "forbid NAME",
-// "max-microbatch N", "space NAME", the last two once at most; '#' begins a
-// comment. Of two limits to the microbatch the smaller one holds; a space
-// besides another one is an error. Errors name `path` and the line.
-Result<void> ParseConstraints(std::string_view text, const std::string& path,
-                              ConstraintTexts& texts);
-
-// What an operator may be held to.
-struct FixKey {
-  std::string_view name;
-  std::string_view summary;
-};
-std::span<const FixKey> FixKeys();
-
-// What a plan may be kept from.
-struct ForbiddenRow {
-  std::string_view name;
-  std::string_view summary;
-  // Of any of its nodes, of any of its weights, or of the plan's stages; null:
-  // of none.
-  bool (*node)(const GraphIndex& index, const Plan& plan, NodeId node);
-  bool (*weight)(const WeightPlacement& weight) = nullptr;
-  bool (*stages)(const GraphIndex& index, const Plan& plan) = nullptr;
-};
-std::span<const ForbiddenRow> Forbidden();
-
-// Named parts of the space.
-struct Subspace {
-  std::string_view name;
-  std::string_view summary;
-  bool (*holds)(const GraphIndex& index, const Cluster& cluster,
-                const Plan& plan);
-  // Of Forbidden(), those that it never has.
-  std::vector<std::string_view> lacks = {};
-};
-std::span<const Subspace> Subspaces();
 
 class Constraints {
  public:
@@ -127,6 +74,7 @@ class Constraints {
   std::vector<Fixed> fixed_;
   std::vector<Forbid> forbidden_;
   int max_microbatch_ = 0;
+  std::string max_microbatch_where_;
   const Subspace* subspace_ = nullptr;
   std::string space_where_;
 };

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "planner/base/check.h"
-#include "planner/plan/recompute.h"
+#include "planner/plan/layers_again.h"
 #include "planner/plan/validate.h"
 
 namespace tessera {
@@ -60,20 +60,7 @@ bool MayBeUniform(const SearchSpace& space, const Plan& plan,
       return false;
     }
   }
-  // The first layers run again, all alike, and nothing else does.
-  const auto [first, last] = Layers(index);
-  const auto level = RecomputeOf(index, plan, first);
-  if (!level.has_value()) return false;
-  bool again = true;
-  for (int b = 0; b < static_cast<int>(index.nodes_of_block.size()); ++b) {
-    const auto of_block = RecomputeOf(index, plan, b);
-    const bool is_layer = b >= first && b < last;
-    again &= !is_layer || of_block == level;
-    if (of_block != (is_layer && again ? *level : RecomputeLevel::kNone)) {
-      return false;
-    }
-  }
-  return true;
+  return LayersAgainOf(index, plan).has_value();
 }
 
 }  // namespace
@@ -278,9 +265,8 @@ bool Draft::SetCuts() {
   for (const OldWeight& old : old_weights_) {
     const NodeId home = index.weights[old.weight].home.node;
     const bool listed =
-        home.valid() &&
         cut_blocks_[static_cast<size_t>(index.graph->node(home).block)] ==
-            edit_;
+        edit_;
     if (!listed) cut_.push_back(old.weight);
   }
   const std::vector<AxisSet> whole = ZeroAxesOf(index, plan_, cut_);

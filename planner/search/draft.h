@@ -32,7 +32,8 @@ class Draft {
   // With the edits so far.
   const Plan& plan() const { return plan_; }
 
-  // Whether draws change equal layers of a stage together (moves/scope.h).
+  // Whether draws change equal layers of a stage together (moves/scope.h), but
+  // for which of them run again.
   bool folded() const { return folded_; }
   void Fold(bool folded) { folded_ = folded; }
 

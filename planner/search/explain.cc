@@ -6,6 +6,8 @@
 
 #include "planner/base/append.h"
 #include "planner/plan/recompute.h"
+#include "planner/plan/strategy_groups.h"
+#include "planner/plan/strategy_text.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/adapt.h"
 #include "planner/search/sweep.h"
@@ -27,7 +29,7 @@ std::vector<Strategy> Sized(const SearchSpace& space,
 }
 
 // `strategy` with every way to part a degree and dp, each with all microbatch
-// sizes.
+// sizes, and without keys that have no effect then.
 std::vector<Strategy> Traded(const SearchSpace& space, Strategy strategy,
                              int Strategy::*degree) {
   std::vector<Strategy> all;
@@ -36,15 +38,12 @@ std::vector<Strategy> Traded(const SearchSpace& space, Strategy strategy,
     Strategy other = strategy;
     other.*degree = d;
     other.dp = product / d;
-    if (other.dp * other.ep * other.cp == 1) other.zero = 0;
-    if (other.tp == 1) other.sp = false;
     if (other.etp > 0 && other.tp % other.etp != 0) other.etp = 0;
-    if (other.cp == 1) other.zigzag = false;
     for (const bool sp : {false, true}) {
       if (sp && (other.tp == 1 || other.sp)) continue;
       Strategy with = other;
       with.sp |= sp;
-      const auto sized = Sized(space, with);
+      const auto sized = Sized(space, WithoutIdleKeys(space, with));
       all.insert(all.end(), sized.begin(), sized.end());
     }
   }
@@ -137,14 +136,8 @@ std::vector<Strategy> OtherSchedule(const SearchSpace&, const Strategy& s) {
 }
 
 std::vector<Strategy> OtherOrder(const SearchSpace&, const Strategy& s) {
-  using D = MeshDimension;
   std::vector<Strategy> all;
-  for (const std::vector<D>& order :
-       {Strategy().order,
-        {D::kTensor, D::kContext, D::kExpert, D::kPipeline, D::kData},
-        {D::kData, D::kTensor, D::kContext, D::kExpert, D::kPipeline},
-        {D::kPipeline, D::kTensor, D::kContext, D::kExpert, D::kData},
-        {D::kTensor, D::kData, D::kContext, D::kExpert, D::kPipeline}}) {
+  for (const std::vector<MeshDimension>& order : UsualOrders()) {
     Strategy other = s;
     other.order = order;
     all.push_back(other);
@@ -183,14 +176,10 @@ std::vector<Strategy> OtherBalance(const SearchSpace& space,
 
 // The dimensions of more than one rank, innermost first.
 std::string OrderText(const Strategy& s) {
-  static constexpr std::array<std::string_view, 5> kNames = {"tp", "cp", "ep",
-                                                             "dp", "pp"};
-  const std::array<int, 5> degrees = {s.tp, s.cp, s.ep, s.dp, s.pp};
   std::string text;
   for (MeshDimension dimension : s.order) {
-    const auto d = static_cast<size_t>(dimension);
-    if (degrees[d] == 1) continue;
-    AppendTo(text, ", then ", kNames[d]);
+    const DimensionRow& row = RowOf(dimension);
+    if (s.*row.degree > 1) AppendTo(text, ", then ", row.name);
   }
   return text.empty() ? "one rank" : text;
 }
@@ -424,10 +413,9 @@ std::string TextbookName(const SearchSpace& space, const Plan& plan) {
   // Where the ranks of a dimension lie: whether its outermost neighbour is on
   // the same node, by the strides of the ranks.
   const auto inside = [&](MeshDimension dimension) {
-    const std::array<int, 5> degrees = {s.tp, s.cp, s.ep, s.dp, s.pp};
     int64_t stride = 1;
     for (MeshDimension d : s.order) {
-      stride *= degrees[static_cast<size_t>(d)];
+      stride *= s.*RowOf(d).degree;
       if (d == dimension) break;
     }
     return space.least_devices_of_node % stride == 0;

@@ -249,7 +249,7 @@ class Walk {
       const bool late = clock.StoppedOrPast(kStartEnd);
       chains_.emplace_back(
           space, objective, moves_,
-          late ? starts.ranked[0]
+          late ? starts.ranked[0].plan
                : StartOf(space, moves_, starts, c, options.seed),
           TemperatureOf(options, c % kRungs),
           Rng(options.seed, static_cast<uint64_t>(c)),
@@ -519,8 +519,9 @@ Result<SearchResult> Search(const SearchSpace& space,
   result.baselines = std::move(starts.all_baselines);
   result.uniform = std::move(starts.uniform);
   result.uniform_strategies = starts.uniform_strategies;
+  result.swept_all = starts.swept_all;
 
-  FoundPlan best = {starts.ranked[0], objective.Evaluate(starts.ranked[0])};
+  FoundPlan best = starts.ranked[0];
   if (options.keep && best.evaluation.feasible()) options.keep(best.plan);
   ReserveAnswer(options, best.plan, clock);
   if (options.share_links) PriceShared(objective, best);

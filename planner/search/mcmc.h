@@ -80,8 +80,9 @@ struct SearchOptions {
   double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
   // More of them, which are gone on from only where they are better than all
-  // others: told how long a step of the best plan takes and how many seconds
-  // there are, 0: without end. Called once where something fits, or never.
+  // others: told how long a step of the best
+  // plan takes and how many seconds there are, 0: without end. Called once
+  // where something fits, or never.
   std::function<std::vector<Plan>(Duration best, double seconds)> more_starts;
   // Whether what is lost on shared links is looked at: as soon as the best plan
   // so far is known to lose more than kShared of its step so.
@@ -149,10 +150,12 @@ struct SearchResult {
   // far as the constraints allow them. Up to half of them are the best of other
   // such numbers, if these are within kBehind.
   std::vector<FoundPlan> candidates;
-  // The best uniform plan that was swept, if any.
+  // The best uniform plan that was swept, or that SearchOptions::more_starts
+  // gave, also for a part of the devices; if any.
   std::optional<FoundPlan> uniform;
   std::vector<Baseline> baselines;
   int64_t uniform_strategies = 0;  // looked at as starting points
+  bool swept_all = false;  // whether there was time to find the best of them
   int64_t proposals = 0;
   int64_t accepted = 0;
   double seconds = 0;

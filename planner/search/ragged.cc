@@ -4,7 +4,8 @@
 #include <utility>
 
 #include "planner/plan/axis_roles.h"
-#include "planner/plan/recompute.h"
+#include "planner/plan/layers_again.h"
+#include "planner/plan/strategy_groups.h"
 #include "planner/search/uniform_strategies.h"
 
 namespace tessera {
@@ -48,7 +49,6 @@ std::vector<FoundPlan> RaggedPlans(const SearchSpace& space,
   const auto devices = std::ssize(space.cluster->devices);
   if (batch % devices == 0 || devices > batch) return {};
   const Plan plain = DataParallelPlan(space);
-  const auto [first, last] = Layers(space.index);
   std::vector<FoundPlan> found;
   for (const int zero : kZeroStages) {
     std::optional<FoundPlan> best;
@@ -58,9 +58,9 @@ std::vector<FoundPlan> RaggedPlans(const SearchSpace& space,
         if ((best && best->evaluation.feasible()) || stop()) break;
         Plan plan = plain;
         plan.microbatches = microbatches;
-        for (int layer = first; layer < last; ++layer) {
-          SetRecompute(space.index, layer, level, plan);
-        }
+        ShareSamples(*space.cluster, space.index.graph->dtype,
+                     batch / microbatches, plan.groups[0]);
+        SetLayersAgain(space.index, {.level = level}, plan);
         for (size_t w = 0; w < plan.weights.size(); ++w) {
           plan.weights[w].zero_stage =
               HighestZeroStage(space.index, plan, w, zero);

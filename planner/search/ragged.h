@@ -1,6 +1,7 @@
 #pragma once
 // Data parallelism over devices that do not divide the batch: some have a
-// sample more than others of each microbatch. No uniform strategy says so.
+// sample more than others of each microbatch, and unlike ones shares by their
+// speed. No uniform strategy says so.
 
 #include <functional>
 #include <vector>

@@ -107,11 +107,6 @@ SearchSpace::SearchSpace(const Graph& graph, const Cluster& cluster_in)
     const GraphIndex::WeightUse& weight = index.weights[w];
     weight_of_tensor[weight.tensor.index()] = static_cast<int>(w);
     const NodeId home = weight.home.node;
-    if (!home.valid()) {  // like no other
-      kind_of_weight.push_back(weights_of_kind.size());
-      weights_of_kind.push_back({w});
-      continue;
-    }
     const size_t block = block_of(home);
     weights_of_block[block].push_back(w);
     const auto kind =

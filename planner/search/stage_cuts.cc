@@ -344,9 +344,10 @@ class StageProgramme {
   std::vector<Choice> choices_;             // list by list
   std::vector<size_t> first_choice_;        // of a list
   std::vector<size_t> choices_of_;          // how many it has
-  double seen_ = 0;         // all that take no longer are among them
-  bool none_left_ = false;  // all that there are
-  double longest_ = 0;      // of them, picoseconds
+  double seen_ = 0;  // all that take no longer are among them
+  // Whether the lists have all stages that may be.
+  bool none_left_ = false;
+  double longest_ = 0;  // of them, picoseconds
   std::vector<Cell> cells_;
 };
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "planner/base/threads.h"
+#include "planner/plan/used_part.h"
 #include "planner/search/action_orders.h"
 #include "planner/search/allowed_objective.h"
 #include "planner/search/constraints.h"
@@ -53,7 +54,7 @@ constexpr size_t kMostOrdered = 4;
 
 bool AnyOffloads(const Starts& starts) {
   return std::ranges::any_of(starts.given, Offloads) ||
-         std::ranges::any_of(starts.ranked, Offloads);
+         std::ranges::any_of(starts.ranked, Offloads, &FoundPlan::plan);
 }
 
 // `plan` after random moves, each taken as it comes.
@@ -181,14 +182,14 @@ std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
 // The best `count` different plans of both lists. Unless `all` that could be
 // swept is there, it ends with the last of them: behind it others may be better
 // than what was given.
-std::vector<Plan> Ranked(const SearchSpace& space,
-                         const std::vector<Candidate>& swept,
-                         const std::vector<FoundPlan>& priced, size_t count,
-                         bool all) {
+std::vector<FoundPlan> Ranked(
+    const std::vector<Candidate>& swept, const std::vector<FoundPlan>& priced,
+    size_t count, bool all,
+    const std::function<FoundPlan(const Strategy&)>& found_of) {
   struct Option {
     Score score;
     const Candidate* swept = nullptr;  // or
-    const Plan* plan = nullptr;
+    const FoundPlan* found = nullptr;
   };
   size_t left = swept.size();
   std::vector<Option> options;
@@ -196,23 +197,22 @@ std::vector<Plan> Ranked(const SearchSpace& space,
     options.push_back({candidate.score, &candidate, nullptr});
   }
   for (const FoundPlan& found : priced) {
-    options.push_back({ScoreOf(found.evaluation), nullptr, &found.plan});
+    options.push_back({ScoreOf(found.evaluation), nullptr, &found});
   }
   std::ranges::stable_sort(options, [](const Option& a, const Option& b) {
     return Better(a.score, b.score);
   });
-  std::vector<Plan> ranked;
+  std::vector<FoundPlan> ranked;
   for (const Option& option : options) {
     if (ranked.size() == count || (left == 0 && !all)) break;
     if (option.swept != nullptr) --left;
-    Plan plan = option.plan != nullptr
-                    ? *option.plan
-                    : PlanFromStrategy(space.index, *space.cluster,
-                                       option.swept->strategy)
-                          .value();
-    const bool known = std::ranges::any_of(
-        ranked, [&](const Plan& other) { return SameUpToNames(other, plan); });
-    if (!known) ranked.push_back(std::move(plan));
+    FoundPlan found = option.found != nullptr
+                          ? *option.found
+                          : found_of(option.swept->strategy);
+    const bool known = std::ranges::any_of(ranked, [&](const FoundPlan& other) {
+      return SameUpToNames(other.plan, found.plan);
+    });
+    if (!known) ranked.push_back(std::move(found));
   }
   return ranked;
 }
@@ -224,10 +224,9 @@ std::vector<Plan> Repeated(const SearchSpace& space) {
   std::vector<Plan> repeated;
   Plan plan = DataParallelPlan(space);
   for (OpPlacement& op : plan.ops) op.axes = {};
-  const int64_t batch = space.index.graph->global_batch;
-  for (int64_t m = 1; m <= std::min<int64_t>(batch, kMostMicrobatches); ++m) {
-    if (batch % m != 0) continue;
-    plan.microbatches = static_cast<int>(m);
+  for (const int m :
+       Divisors(space.index.graph->global_batch, kMostMicrobatches)) {
+    plan.microbatches = m;
     Plan canonical = plan;
     if (MakeCanonical(space, canonical) && Allowed(space, canonical)) {
       repeated.push_back(std::move(canonical));
@@ -276,7 +275,7 @@ class StartFinder {
     TakeAny();
     SweepBeyond();
     if (!starts_.ranked.empty()) {
-      ReserveAnswer(options_, starts_.ranked[0], clock_);
+      ReserveAnswer(options_, starts_.ranked[0].plan, clock_);
     }
     AddFitted();
     Offload(kStartEnd);
@@ -315,21 +314,21 @@ class StartFinder {
                  After(kStartEnd),
                  [this] { return clock_.StoppedOrPast(kBoundsEnd); });
   }
-  Plan PlanOf(const Strategy& strategy) const {
-    return PlanFromStrategy(space_.index, *space_.cluster, strategy).value();
-  }
   FoundPlan Priced(Plan plan) const {
     Evaluation evaluation = objective_.Evaluate(plan);
     return {std::move(plan), std::move(evaluation)};
   }
-  Score ScoreOfBest() const {
-    return starts_.ranked.empty()
-               ? Score()
-               : ScoreOf(objective_.Evaluate(starts_.ranked[0]));
+  FoundPlan PricedOf(const Strategy& strategy) const {
+    return Priced(
+        PlanFromStrategy(space_.index, *space_.cluster, strategy).value());
   }
-  void PutFirst(Plan plan) {
-    starts_.ranked.insert(starts_.ranked.begin(), std::move(plan));
-    starts_.ranked.resize(std::min(starts_.ranked.size(), count_));
+  Score ScoreOfBest() const {
+    return starts_.ranked.empty() ? Score()
+                                  : ScoreOf(starts_.ranked[0].evaluation);
+  }
+  void PutFirst(FoundPlan found) {
+    starts_.ranked.insert(starts_.ranked.begin(), std::move(found));
+    if (starts_.ranked.size() > count_) starts_.ranked.pop_back();
   }
 
   void AddBaselines() {
@@ -383,15 +382,17 @@ class StartFinder {
     for (size_t count = count_;; count *= 2) {
       SweepResult swept = SweepOf(strategies_, count);
       starts_.uniform_strategies = swept.bounded;
+      starts_.swept_all = swept.complete;
       const bool all =
           swept.best.size() < count || clock_.StoppedOrPast(kStartEnd);
       if (!swept.best.empty() && !starts_.uniform) {
-        starts_.uniform = Priced(PlanOf(swept.best[0].strategy));
+        starts_.uniform = PricedOf(swept.best[0].strategy);
       }
       uniform_.clear();
       for (const Candidate& c : swept.best) uniform_.push_back(c.strategy);
-      std::vector<Plan> ranked =
-          Ranked(space_, swept.best, starts_.priced, count_, all);
+      std::vector<FoundPlan> ranked =
+          Ranked(swept.best, starts_.priced, count_, all,
+                 [&](const Strategy& strategy) { return PricedOf(strategy); });
       if (ranked.size() > starts_.ranked.size()) {
         starts_.ranked = std::move(ranked);
       }
@@ -420,7 +421,7 @@ class StartFinder {
     }
     if (!best) return;
     Take(*best);
-    starts_.uniform = Priced(starts_.ranked[0]);
+    starts_.uniform = starts_.ranked[0];
   }
 
   // Where nothing fits, layers that are split over several nodes.
@@ -432,20 +433,21 @@ class StartFinder {
     const bool none = starts_.ranked.empty();
     const SweepResult swept = SweepOf(beyond, count_);
     starts_.uniform_strategies += swept.bounded;
+    starts_.swept_all = starts_.swept_all && swept.complete;
     bool better = false;
     for (size_t i = swept.best.size(); i-- > 0;) {
       if (!none && !Better(swept.best[i].score, before)) continue;
       Take(swept.best[i]);
       better = true;
     }
-    if (better) starts_.uniform = Priced(starts_.ranked[0]);
+    if (better) starts_.uniform = starts_.ranked[0];
     strategies_.insert(strategies_.end(), beyond.begin(), beyond.end());
   }
 
   // A uniform strategy that is better than all before.
   void Take(const Candidate& found) {
     uniform_.insert(uniform_.begin(), found.strategy);
-    PutFirst(PlanOf(found.strategy));
+    PutFirst(PricedOf(found.strategy));
   }
 
   // What would be faster and fits once some of it runs again.
@@ -455,13 +457,13 @@ class StartFinder {
         FittedPlans(space_, objective_, uniform_, strategies_, kMostFitted,
                     ScoreOfBest(), After(kFittedEnd));
     for (size_t i = fitted.size(); i-- > 0;) {
-      PutFirst(std::move(fitted[i].plan));
+      PutFirst(std::move(fitted[i]));
     }
   }
 
   void AddOther() {
     if (starts_.ranked.empty()) return;
-    const bool pipelined = starts_.ranked[0].groups.size() > 1;
+    const bool pipelined = starts_.ranked[0].plan.groups.size() > 1;
     std::vector<Strategy> others = strategies_;
     std::erase_if(others,
                   [&](const Strategy& s) { return (s.pp > 1) == pipelined; });
@@ -469,7 +471,7 @@ class StartFinder {
     if (swept.best.empty()) return;
     uniform_.push_back(swept.best[0].strategy);
     if (!swept.best[0].score.feasible) return;
-    starts_.other = PlanOf(swept.best[0].strategy);
+    starts_.other = PricedOf(swept.best[0].strategy).plan;
   }
 
   void AddUnlike() {
@@ -494,7 +496,7 @@ class StartFinder {
                                return Better(a.evaluation, b.evaluation);
                              });
     const bool first = Better(ScoreOf(unlike[0].evaluation), best);
-    if (first) PutFirst(unlike[0].plan);
+    if (first) PutFirst(unlike[0]);
     if (!first || unlike[0].plan != named) starts_.unlike = std::move(named);
     std::ranges::move(unlike, std::back_inserter(starts_.priced));
   }
@@ -511,19 +513,21 @@ class StartFinder {
       FoundPlan found = Priced(std::move(plan));
       if (!Better(ScoreOf(found.evaluation), ScoreOfBest())) continue;
       starts_.priced.push_back(found);
-      PutFirst(std::move(found.plan));
+      if (StrategyOnPart(space_.index, *space_.cluster, found.plan)) {
+        starts_.uniform = found;
+      }
+      PutFirst(std::move(found));
     }
   }
 
   // Pipelines whose stages take turns by an order made for them.
   void MakeOrders() {
-    std::vector<Plan>& ranked = starts_.ranked;
+    std::vector<FoundPlan>& ranked = starts_.ranked;
     for (size_t r = 0; r < std::min(ranked.size(), kMostOrdered); ++r) {
-      auto ordered = WithOrders(ranked[r], kOrdersEnd);
+      auto ordered = WithOrders(ranked[r].plan, kOrdersEnd);
       if (!ordered) continue;
       const bool first = Better(ScoreOf(ordered->evaluation), ScoreOfBest());
-      starts_.priced.push_back(
-          Priced(std::exchange(ranked[r], std::move(ordered->plan))));
+      starts_.priced.push_back(std::exchange(ranked[r], *std::move(ordered)));
       if (first) std::swap(ranked[0], ranked[r]);
     }
   }
@@ -539,15 +543,14 @@ class StartFinder {
   void RankOnLinks() {
     const auto stop = After(kOrdersEnd);
     if (!options_.share_links || starts_.ranked.empty() || stop()) return;
-    FoundPlan best = Priced(starts_.ranked[0]);
+    FoundPlan best = starts_.ranked[0];
     PriceShared(objective_, best);
     if (!LosesOnLinks(best)) return;
     // Sharing makes no plan faster.
     const auto may_be_best = [&](const FoundPlan& found) {
       return Better(ScoreOf(found.evaluation), best.score());
     };
-    std::vector<FoundPlan> swept;
-    for (const Plan& plan : starts_.ranked) swept.push_back(Priced(plan));
+    std::vector<FoundPlan> swept = starts_.ranked;
     if (starts_.other) swept.push_back(Priced(*starts_.other));
     std::vector<FoundPlan*> all;
     for (FoundPlan& found : starts_.priced) all.push_back(&found);
@@ -560,8 +563,10 @@ class StartFinder {
       PriceShared(objective_, *found);
       if (found->shared && Better(found->score(), best.score())) best = *found;
     }
-    std::erase(starts_.ranked, best.plan);
-    PutFirst(std::move(best.plan));
+    std::erase_if(starts_.ranked, [&](const FoundPlan& found) {
+      return found.plan == best.plan;
+    });
+    PutFirst(std::move(best));
   }
 
   // What the constraints leave may have nothing uniform.
@@ -571,7 +576,7 @@ class StartFinder {
       Rng rng(options_.seed, (uint64_t{1} << 34) + b);
       auto repaired = Repaired(space_, starts_.all_baselines[b].plan, rng,
                                After(kStartEnd));
-      if (repaired) starts_.ranked.push_back(*std::move(repaired));
+      if (repaired) starts_.ranked.push_back(Priced(*std::move(repaired)));
     }
   }
 
@@ -631,7 +636,9 @@ class StartFinder {
         Sweep(space_, allowed_, strategies, count, threads_, After(end));
     for (size_t i = swept.best.size(); i-- > 0;) {
       const Candidate& found = swept.best[i];
-      if (none || Better(found.score, before)) PutFirst(PlanOf(found.strategy));
+      if (none || Better(found.score, before)) {
+        PutFirst(PricedOf(found.strategy));
+      }
     }
   }
 
@@ -680,7 +687,9 @@ Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
     return starts.given[static_cast<size_t>(chain)];
   }
   const auto turn = static_cast<size_t>(chain) - starts.given.size();
-  if (turn % 2 == 0) return starts.ranked[turn / 2 % starts.ranked.size()];
+  if (turn % 2 == 0) {
+    return starts.ranked[turn / 2 % starts.ranked.size()].plan;
+  }
   std::vector<const Plan*> rest;
   for (const Plan& plan : starts.baselines) rest.insert(rest.begin(), &plan);
   const auto second = rest.begin() + (rest.empty() ? 0 : 1);
@@ -692,8 +701,8 @@ Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
   if (plan != nullptr) return *plan;
   // A stream of its own, apart from the chain's.
   Rng rng(seed, (uint64_t{1} << 32) + static_cast<uint64_t>(chain));
-  return Randomized(space, moves, starts.ranked[0], IsFolded(starts, chain),
-                    rng);
+  return Randomized(space, moves, starts.ranked[0].plan,
+                    IsFolded(starts, chain), rng);
 }
 
 Plan RandomStart(const SearchSpace& space, std::span<const Move> moves,
@@ -701,7 +710,7 @@ Plan RandomStart(const SearchSpace& space, std::span<const Move> moves,
   const size_t draw = rng.Below(
       static_cast<uint32_t>(starts.ranked.size() + starts.baselines.size()));
   const Plan& from = draw < starts.ranked.size()
-                         ? starts.ranked[draw]
+                         ? starts.ranked[draw].plan
                          : starts.baselines[draw - starts.ranked.size()];
   return Randomized(space, moves, from, folded, rng);
 }

@@ -10,6 +10,7 @@
 
 #include "planner/base/rng.h"
 #include "planner/search/baselines.h"
+#include "planner/search/found_plan.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/move.h"
 #include "planner/search/objective.h"
@@ -24,7 +25,7 @@ struct Starts {
   std::vector<Plan> given;  // the caller's
   // The best of all that was looked at, best first; where that loses on shared
   // links, what is best with them is in front.
-  std::vector<Plan> ranked;
+  std::vector<FoundPlan> ranked;
   // The best uniform plan with a pipeline where ranked[0] has none, or without.
   std::optional<Plan> other;
   // The best of unlike stages that has a named schedule.
@@ -37,8 +38,9 @@ struct Starts {
   // those of unlike stages, and those in whose place others have orders of
   // actions made for them.
   std::vector<FoundPlan> priced;
-  std::optional<FoundPlan> uniform;  // the best uniform plan
+  std::optional<FoundPlan> uniform;  // the best uniform plan, also on a part
   int64_t uniform_strategies = 0;    // that were looked at
+  bool swept_all = false;  // whether there was time to find the best of them
 };
 
 // An error where no plan is valid at all; otherwise `ranked` has one.

@@ -81,11 +81,16 @@ class Sweeper {
   // and those whose turn comes when it is `late`.
   void Run(Bound first, const Guess& guess, const std::function<bool()>& late) {
     result_.closely = 0;
+    cut_ = false;
     GuessAll(first, guess, late);
     OnThreads(threads_, [&] {
-      while (count_ > 0 && !stop_()) {
+      while (count_ > 0) {
         const std::optional<Scored> top = Take();
         if (!top) return;
+        if (stop_()) {
+          cut_ = true;
+          return;
+        }
         if (top->bound == Bound::kClose) {
           Price(top->number);
           continue;
@@ -103,6 +108,7 @@ class Sweeper {
 
   SweepResult result() const {
     SweepResult result = result_;
+    result.complete = !cut_;
     for (const Scored& scored : best_) {
       result.best.push_back({strategies_[scored.number], scored.score});
     }
@@ -118,13 +124,19 @@ class Sweeper {
     waiting_.clear();
     std::atomic<size_t> next = 0;
     OnThreads(threads_, [&] {
-      while (!stop_() && !late()) {
-        const size_t begin = next.fetch_add(kSlice);
-        if (begin >= order.size()) return;
+      for (size_t begin; (begin = next.fetch_add(kSlice)) < order.size();) {
+        if (stop_()) {
+          cut_ = true;
+          return;
+        }
         std::vector<Scored> guesses;
-        // The first of some degrees may take as long as a price.
-        for (size_t o = begin;
-             o < std::min(begin + kSlice, order.size()) && !late(); ++o) {
+        for (size_t o = begin; o < std::min(begin + kSlice, order.size());
+             ++o) {
+          // The first of some degrees may take as long as a price.
+          if (late()) {
+            cut_ = true;
+            break;
+          }
           const auto score = guess(strategies_[order[o]], bound);
           if (score) guesses.push_back({*score, order[o], bound});
         }
@@ -178,8 +190,9 @@ class Sweeper {
   std::mutex mutex_;             // of what follows
   std::vector<Scored> waiting_;  // a heap, the best on top
   std::vector<bool> is_priced_;
-  std::vector<Scored> best_;  // in order
-  SweepResult result_;        // but for the best
+  std::atomic<bool> cut_ = false;  // something was left out for want of time
+  std::vector<Scored> best_;       // in order
+  SweepResult result_;             // but for the best
 };
 
 }  // namespace

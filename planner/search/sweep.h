@@ -32,9 +32,10 @@ struct Candidate {
 struct SweepResult {
   // The best first; of equal ones the earlier in the list.
   std::vector<Candidate> best;
-  int64_t bounded = 0;  // strategies that were looked at
-  int64_t closely = 0;  // of these, those that got a close bound
-  int64_t priced = 0;   // of these, those whose plans were priced
+  int64_t bounded = 0;    // strategies that were looked at
+  int64_t closely = 0;    // of these, those that got a close bound
+  int64_t priced = 0;     // of these, those whose plans were priced
+  bool complete = false;  // nothing stopped it before the best were found
 };
 
 // The `count` best of `strategies` that give valid plans, or all where there

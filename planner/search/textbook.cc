@@ -56,7 +56,9 @@ std::vector<Strategy> Zero(const SearchSpace& space) {
   auto all = Grid(space, [](const Strategy& s) {
     return s.tp == 1 && s.pp == 1 && s.ep == 1 && s.zero > 0;
   });
-  if (space.cluster->num_nodes() == 1) return all;
+  if (space.cluster->num_nodes() == 1 || space.least_devices_of_node == 1) {
+    return all;
+  }
   const size_t count = all.size();
   for (size_t i = 0; i < count; ++i) {
     Strategy hybrid = all[i];

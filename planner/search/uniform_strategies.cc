@@ -94,21 +94,34 @@ int MostTensor(const SearchSpace& space) {
                   space.constraints.MostFixed("tp"));
 }
 
+// Where layers cannot be shared out evenly, or should not be, as few chunks.
+constexpr int kMostUnevenChunks = 6;
+
 // Chunks of a stage that share out its layers evenly, where layers can be.
 std::vector<int> ChunksOf(const SearchSpace& space, int pp) {
   if (pp == 1) return {1};
   const auto [first, last] = Layers(space.index);
-  return Divisors(DivideUp(last - first, pp),
-                  std::ssize(space.index.graph->blocks) / pp);
+  const int64_t most = std::ssize(space.index.graph->blocks) / pp;
+  std::vector<int> chunks = Divisors(DivideUp(last - first, pp), most);
+  if ((last - first) % pp == 0 && !space.unlike_speeds) return chunks;
+  for (int few = 1; few <= std::min<int64_t>(kMostUnevenChunks, most); ++few) {
+    if (std::ranges::find(chunks, few) == chunks.end()) chunks.push_back(few);
+  }
+  return chunks;
 }
 
 }  // namespace
 
 std::vector<int> Divisors(int64_t n, int64_t most) {
   std::vector<int> divisors;
-  for (int64_t d = 1; d <= n && d <= most; ++d) {
-    if (n % d == 0) divisors.push_back(static_cast<int>(d));
+  for (int64_t d = 1; d * d <= n; ++d) {
+    if (n % d != 0) continue;
+    if (d <= most) divisors.push_back(static_cast<int>(d));
+    if (d * d < n && n / d <= most) {
+      divisors.push_back(static_cast<int>(n / d));
+    }
   }
+  std::ranges::sort(divisors);
   return divisors;
 }
 

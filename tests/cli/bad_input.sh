@@ -223,6 +223,10 @@ for model in "$work/model" "$work/model/config.json"; do
   fails 2 "is --model too" simulate --model "$model" --cluster local-cpu:1 \
     --global-batch 8 --seq-len 16 --trace "$work/model/config.json"
 done
+"$tessera" simulate "${tiny[@]}" --cluster local-cpu:1 \
+  --plan-out "$work/own.json" >/dev/null 2>&1
+fails 2 "is --plan too" simulate "${tiny[@]}" --cluster local-cpu:1 \
+  --plan "$work/own.json" -o "$work/own.json"
 fails 2 "is --trace too" simulate "${tiny[@]}" --cluster local-cpu:1 \
   --trace "$work/a.json" -o "$work/a.json"
 fails 2 "is --log too" run "${tiny[@]}" "${text[@]}" --log "$work/x" \

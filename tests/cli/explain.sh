@@ -157,6 +157,25 @@ grep -q "^what binds: " "$work/text" || fail "Ctrl-C took the answer back"
 
 fails 2 "which-strategy" explain "${tiny[@]}" "${cluster[@]}" --proposals 10
 
+# A plan that leaves devices out is explained among the plans of its devices.
+part=(--model "$examples/models/gpt2-tiny/config.json" --global-batch 16
+  --seq-len 64 --dtype fp16)
+"$tessera" simulate "${part[@]}" --cluster dgx-h100:1x2 --strategy zero=1 \
+  --plan-out "$work/part.json" >/dev/null 2>&1
+"$tessera" explain "${part[@]}" --cluster dgx-h100:1x2+titan-rtx-pair:1 \
+  --plan "$work/part.json" --json >"$work/explain.json" 2>"$work/stderr"
+grep -q "the plan uses 2 of the 4 devices" "$work/stderr" || fail "not said"
+check 'j["strategy"].startswith("dp2 tp1 pp1 mbs1 zero1 sp0")'
+"$tessera" simulate "${part[@]}" --cluster dgx-h100:1x2+titan-rtx-pair:1 \
+  --plan "$work/part.json" --json >"$work/simulate.json" 2>/dev/null
+python3 - "$work/explain.json" "$work/simulate.json" <<'PYTHON' || fail "other"
+import json, sys
+explained, simulated = (json.load(open(f)) for f in sys.argv[1:])
+assert explained["step_time_s"] == simulated["step_time_s"]
+assert simulated["strategy"] == \
+    "dp2 tp1 pp1 mbs1 zero1 sp0 on 2 of 4 devices", simulated["strategy"]
+PYTHON
+
 # The plan for another program: a shell reads what --json has.
 other=(--model zoo:llama-3-8b --cluster dgx-h100:3 --global-batch 48
   --seq-len 2048 --strategy tp=8,pp=3,sp=1,schedule=gpipe)

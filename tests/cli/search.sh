@@ -248,6 +248,24 @@ echo "spaze dp" >"$work/wrong"
 fails 2 "wrong:1: unknown constraint 'spaze'" search "${tiny[@]}" \
   "${cluster[@]}" --proposals 1 --constraints "$work/wrong"
 
+echo "fix h.*=tp:2 forbid pp" >"$work/wrong"
+fails 2 "wrong:1: 'forbid' is too much: .* such as 'fix h.*.attn=tp:8'" search \
+  "${tiny[@]}" "${cluster[@]}" --proposals 1 --constraints "$work/wrong"
+# Heads in place of the sequence are context parallelism too.
+fails 2 "--fix h.*=cp:4: contradicts --forbid cp" search "${tiny[@]}" \
+  "${cluster[@]}" --proposals 1 --fix 'h.*=cp:4' --forbid cp
+# Who is said to break a limit is the file that has it.
+echo "max-microbatch 1" >"$work/limit"
+"$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 10 \
+  --strategy mbs=2 --constraints "$work/limit" >/dev/null 2>"$work/stderr"
+grep -q "which breaks .*limit:1: max-microbatch 1" "$work/stderr"
+# On unlike devices the limit is that of the ones with most samples.
+"$tessera" search --model zoo:gpt2-tiny --cluster dgx-h100:1+dgx-a100-80gb:1 \
+  --global-batch 256 --seq-len 128 --max-microbatch 4 --proposals 1000 \
+  --prefer fastest >"$work/stdout" 2>/dev/null
+! grep -E "([5-9]|[1-9][0-9]+) samples on each" "$work/stdout" ||
+  fail "more samples on a device than the limit"
+
 # Devices that hold the others up are left out, and counted.
 "$tessera" search "${tiny[@]}" --cluster dgx-h100:1x2+titan-rtx-pair:1 \
   --proposals 8 --prefer fastest >"$work/stdout" 2>/dev/null

@@ -5,14 +5,13 @@
 
 #include <cmath>
 
-#include "planner/plan/strategy.h"
 #include "planner/search/move.h"
+#include "planner/search/moves/uniform.h"
 
 namespace tessera {
 namespace {
 
 std::optional<double> Edit(Draft& draft, Rng& rng) {
-  const SearchSpace& space = draft.space();
   const Plan& plan = draft.plan();
   const int factor = 2 + static_cast<int>(rng.Below(2));
   const bool more = rng.Below(2) == 1;
@@ -29,14 +28,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
       SchedulesFor({strategy->pp, strategy->vp, plan.microbatches});
   const size_t ways = schedules.size();
   strategy->schedule = schedules[rng.Below(static_cast<uint32_t>(ways))]->name;
-  auto made = PlanFromStrategy(space.index, *space.cluster, *strategy);
-  // The way back starts from the strategy that the plan shows.
-  if (!made || UniformStrategy(space.index, *space.cluster, *made) !=
-                   std::optional<Strategy>(*strategy)) {
-    return std::nullopt;
-  }
-  NameAxes(space.index, *made);
-  draft.Replace(*std::move(made));
+  if (!ReplaceByStrategy(*strategy, draft)) return std::nullopt;
   return std::log(static_cast<double>(ways)) -
          std::log(static_cast<double>(ways_back));
 }

@@ -40,7 +40,8 @@ std::optional<double> Edit(Draft& draft, Rng&) {
   if (plan.groups.size() > 1 || plan.microbatches > 1) return std::nullopt;
   const bool has_root = UsesRoot(plan);
   const auto toggled = [&](const Plan& from, bool root) {
-    return root ? WithoutRoot(space.index, from) : WithRoot(space.index, from);
+    return root ? std::optional(WithoutRoot(space.index, from))
+                : WithRoot(space.index, from);
   };
   auto candidate = toggled(plan, has_root);
   if (!candidate.has_value() || toggled(*candidate, !has_root) != plan) {

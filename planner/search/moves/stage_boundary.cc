@@ -1,8 +1,10 @@
 // Moves one block over a boundary between two positions of the pipeline (the
 // stages, or their chunks); it keeps its splits. Where the meshes differ in
 // their degrees of data parallelism it gets that of the other stage, as all
-// blocks there have it. Symmetric: boundary and direction are uniform. All
-// stages must have one group, as they do after.
+// blocks there have it. Symmetric: boundary and direction are uniform, and the
+// block becomes the one next to the boundary, as it was: where stages are no
+// runs of blocks, as parallel ones need not be, another one may be. All stages
+// must have one group, as they do after.
 
 #include "planner/search/move.h"
 #include "planner/search/moves/data_axes.h"
@@ -26,7 +28,11 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const DeviceGroup& here = plan.groups[static_cast<size_t>(from % stages)];
   const DeviceGroup& there = plan.groups[static_cast<size_t>(to % stages)];
   const std::vector<int>& blocks = pipeline.blocks[static_cast<size_t>(from)];
+  const std::vector<int>& others = pipeline.blocks[static_cast<size_t>(to)];
   const int moved = to_right ? blocks.back() : blocks.front();
+  if (to_right ? moved > others.front() : moved < others.back()) {
+    return std::nullopt;
+  }
   std::optional<AxisRoles> roles;  // there, where the meshes differ
   if (!SameMesh(here, there)) {
     const auto data_here = DataAxes(draft, here, draft.BlocksOf(from % stages));

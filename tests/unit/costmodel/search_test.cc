@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <string>
 
 #include "costmodel/evaluate/evaluator.h"
@@ -306,11 +307,31 @@ TEST(Sweep, PricesWhatIsBoundedInTime) {
                                   [&asked] { return ++asked > 100; });
   EXPECT_GT(swept.bounded, 0);
   EXPECT_LT(swept.bounded, std::ssize(strategies));
+  EXPECT_FALSE(swept.complete);
   ASSERT_EQ(swept.best.size(), 3u);
   // Small microbatches come first.
   for (const Candidate& candidate : swept.best) {
     EXPECT_EQ(candidate.strategy.mbs, 1);
   }
+}
+
+// Three stages cannot share out gpt2-tiny's four layers evenly: two chunks of
+// each are as good as one. Nor should stages of unlike devices.
+TEST(UniformStrategies, HaveChunksOfUnevenStages) {
+  const auto chunks = [](const char* cluster, int pp) {
+    const Graph graph = Gpt2(48);
+    const Cluster on = MakeCluster(cluster).value();
+    const SearchSpace space(graph, on);
+    std::set<int> all;
+    for (const Strategy& s : UniformStrategies(space)) {
+      if (s.pp == pp) all.insert(s.vp);
+    }
+    return all;
+  };
+  EXPECT_EQ(chunks("dgx-h100:1x3", 3), (std::set<int>{1, 2}));
+  EXPECT_EQ(chunks("dgx-h100:1x2", 2), (std::set<int>{1, 2}));
+  EXPECT_EQ(chunks("dgx-h100:1x1+dgx-a100-80gb:1x1", 2),
+            (std::set<int>{1, 2, 3}));
 }
 
 // Two stages of gpt2-tiny's four layers have one chunk each or two.
@@ -430,6 +451,23 @@ TEST(RaggedPlans, AreDataParallel) {
   EXPECT_TRUE(RaggedPlans(SearchSpace(few, cluster),
                           Evaluator(few, cluster, nullptr, {}), never)
                   .empty());
+}
+
+// Of 31 samples two H100 have what two A100 have, times the ratio of their
+// speeds: 12 and 12 of 31, 4 and 3, where all alike would have 8 and once 7.
+TEST(RaggedPlans, ShareBySpeedWhatDevicesDoNotDivide) {
+  const Graph graph = Gpt2(31);
+  const Cluster cluster = MakeCluster("dgx-h100:1x2+dgx-a100-80gb:1x2").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const auto plans = RaggedPlans(space, evaluator, [] { return false; });
+  ASSERT_FALSE(plans.empty());
+  const DeviceGroup& group = plans[0].plan.groups[0];
+  ASSERT_EQ(group.axes.size(), 2U);
+  ASSERT_EQ(group.axes[0].shares.size(), 2U);
+  EXPECT_GT(group.axes[0].shares[0], group.axes[0].shares[1]);
+  EXPECT_TRUE(group.axes[1].shares.empty());
+  EXPECT_TRUE(Validate(graph, cluster, plans[0].plan).empty());
 }
 
 // No uniform plan has two stages.

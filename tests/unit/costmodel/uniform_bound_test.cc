@@ -510,6 +510,7 @@ TEST(Sweep, IsExhaustive) {
         const SweepResult swept =
             Sweep(space, evaluator, strategies, count, threads, nullptr);
         EXPECT_EQ(swept.bounded, std::ssize(strategies));
+        EXPECT_TRUE(swept.complete);
         ASSERT_EQ(swept.best.size(), std::min(count, all.size()));
         for (size_t i = 0; i < swept.best.size(); ++i) {
           EXPECT_EQ(swept.best[i].strategy, all[i].strategy) << i;

@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "planner/io/importer.h"
 #include "planner/plan/describe.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/paths.h"
 #include "tests/support/small_models.h"
 
 namespace tessera {
@@ -44,6 +48,34 @@ TEST_F(BranchesTest, AreWhatOneOperandOfAJoinNeedsAndTheOtherDoesNot) {
   EXPECT_THAT(NamesOf(branches->left),
               ElementsAre("h.left.up", "h.left.act", "h.left.down"));
   EXPECT_THAT(NamesOf(branches->right), ElementsAre("h.right"));
+}
+
+// Those of each layer, in equal places.
+TEST(Branches, AreOnHalvesInEveryLayer) {
+  ImportOptions options;
+  options.global_batch = 4;
+  options.seq_len = 16;
+  const Graph graph =
+      *Differentiate(*ImportModel(ExamplePath("models/pythia-1b"), options));
+  const GraphIndex index(graph);
+  const Plan plan = *PlanFromStrategy(index, *MakeCluster("local-cpu:4"),
+                                      *ParseStrategy("branches=split"));
+  int layers = 0;
+  for (int b = 0; b < static_cast<int>(graph.blocks.size()); ++b) {
+    const auto branches = BranchesOf(index, b);
+    layers += branches.has_value();
+    for (NodeId id : index.nodes_of_block[static_cast<size_t>(b)]) {
+      const auto is_of = [&](std::vector<NodeId> Branches::*side) {
+        return branches.has_value() && std::ranges::find(*branches.*side, id) !=
+                                           (*branches.*side).end();
+      };
+      const int half = is_of(&Branches::left)    ? 1
+                       : is_of(&Branches::right) ? 2
+                                                 : 0;
+      EXPECT_EQ(plan.ops[id.index()].group.value, half) << graph.node(id).name;
+    }
+  }
+  EXPECT_EQ(layers, 16);
 }
 
 // Ranks are (dp, dp, tp) of 2 each: the halves are 0-3 and 4-7.

@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include "planner/base/rng.h"
+#include "planner/plan/validate.h"
 #include "planner/search/adapt.h"
 #include "planner/search/mcmc.h"
+#include "planner/search/move.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
 
@@ -89,6 +92,21 @@ TEST_F(ConstraintsTest, UnequalSamplesAreForbiddenOrNoMegatrons) {
   }
 }
 
+// 8 samples of a microbatch: 3 for each device of the first half, 1 of the
+// other.
+TEST_F(ConstraintsTest, TheLimitIsOfTheDeviceWithMostSamples) {
+  Plan plan = Uniform(space_, "mbs=2");
+  ASSERT_EQ(plan.microbatches, 1);
+  const auto violations = [&](int most) {
+    return Constraints::Make(space_.index, cluster_, {.max_microbatch = most})
+        ->Violations(space_.index, cluster_, plan);
+  };
+  EXPECT_EQ(violations(2), 0);
+  plan.groups[0].axes[0].shares = {3, 1};
+  EXPECT_EQ(violations(2), 1);
+  EXPECT_EQ(violations(3), 0);
+}
+
 TEST_F(ConstraintsTest, SaysWhatIsWrong) {
   EXPECT_THAT(ErrorOf({.fix = {{"h.*.up"}}}), HasSubstr("PATTERN=KEY:VALUE"));
   EXPECT_THAT(ErrorOf({.fix = {{"h.*.up=tq:8"}}}),
@@ -124,6 +142,27 @@ TEST_F(ConstraintsTest, ReadsAFile) {
   EXPECT_THAT(wrong.error().ToString(), HasSubstr("did you mean 'forbid'"));
 }
 
+TEST_F(ConstraintsTest, SaysWhatALineOfAFileHas) {
+  const auto error = [](std::string_view text) {
+    ConstraintTexts texts;
+    const auto read = ParseConstraints(text, "c.txt", texts);
+    return read ? "no error" : read.error().ToString();
+  };
+  EXPECT_EQ(error("fix h.*=tp:2 forbid pp"),
+            "c.txt:1: 'forbid' is too much: expected a key and one value in a "
+            "line, such as 'fix h.*.attn=tp:8'");
+  EXPECT_EQ(error("\nforbid zero3 zero2"),
+            "c.txt:2: 'zero2' is too much: expected a key and one value in a "
+            "line, such as 'forbid zero3'");
+  EXPECT_EQ(error("space"),
+            "c.txt:1: expected a value behind the key, such as 'space "
+            "megatron'");
+  EXPECT_EQ(error("max-microbatch # 4"),
+            "c.txt:1: expected a value behind the key, such as "
+            "'max-microbatch 4'");
+  EXPECT_THAT(error("zero3"), HasSubstr("c.txt:1: unknown constraint 'zero3'"));
+}
+
 TEST_F(ConstraintsTest, ReadsWhatEditorsWrite) {
   ConstraintTexts texts;
   ASSERT_TRUE(
@@ -141,6 +180,11 @@ TEST_F(ConstraintsTest, TheStricterOfFileAndFlagsHolds) {
     ConstraintTexts texts = {.max_microbatch = flag};
     ASSERT_TRUE(ParseConstraints("max-microbatch 4", "c.txt", texts));
     EXPECT_EQ(texts.max_microbatch, std::min(flag, 4));
+    const auto made = Constraints::Make(space_.index, cluster_, texts);
+    EXPECT_THAT(
+        made->Broken(space_.index, cluster_, Uniform(space_, "tp=4,mbs=8")),
+        ElementsAre(flag == 1 ? "--max-microbatch 1"
+                              : "c.txt:1: max-microbatch 4"));
   }
   const auto error = [](ConstraintTexts texts, std::string_view text) {
     const auto read = ParseConstraints(text, "c.txt", texts);
@@ -212,6 +256,14 @@ TEST_F(ConstraintsTest, RefusesContradictions) {
             "ways, but the cluster has 4 devices");
 }
 
+// What is forbidden as tensor parallelism are splits of dense operators.
+TEST_F(ConstraintsTest, TablesMayBeSplitWhereTensorParallelismIsForbidden) {
+  EXPECT_EQ(ErrorOf({.fix = {{"lookup=tp:2"}}, .forbid = {{"tp"}}}),
+            "no error");
+  EXPECT_EQ(ErrorOf({.fix = {{"lookup=tp:2"}}, .space = {"dp"}}),
+            "--fix lookup=tp:2: contradicts --space dp");
+}
+
 // Each operator that matches, not one for all.
 TEST_F(ConstraintsTest, HoldsEveryOperatorThatMatches) {
   Plan plan = Uniform(space_, "tp=4");
@@ -263,6 +315,93 @@ TEST(ConstraintsOfStrategies, UniformPlansKeepTheirDegrees) {
     ASSERT_TRUE(made.has_value()) << made.error().ToString();
     EXPECT_THAT(made->Broken(space.index, cluster, *plan), ElementsAre())
         << row.strategy;
+  }
+}
+
+class ConstraintsOfAttention : public ::testing::Test {
+ protected:
+  Plan Uniform(std::string_view text) const {
+    auto plan =
+        PlanFromStrategy(space_.index, cluster_, ParseStrategy(text).value());
+    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+    return *std::move(plan);
+  }
+  std::vector<std::string> Broken(const ConstraintTexts& texts,
+                                  const Plan& plan) const {
+    const auto made = Constraints::Make(space_.index, cluster_, texts);
+    TESSERA_CHECK(made.has_value()) << made.error().ToString();
+    return made->Broken(space_.index, cluster_, plan);
+  }
+  std::string ErrorOf(const ConstraintTexts& texts) const {
+    const auto made = Constraints::Make(space_.index, cluster_, texts);
+    return made ? "no error" : made.error().ToString();
+  }
+
+  const Graph graph_ = testing::AttentionGraph(2, 4, 8, 16, 4, 16);
+  const Cluster cluster_ = MakeCluster("local-cpu:4").value();
+  const SearchSpace space_{graph_, cluster_};
+};
+
+// Heads that context axes split in place of the sequence are context
+// parallelism, and no tensor parallelism.
+TEST_F(ConstraintsOfAttention, ForbidWhatUlyssesSplits) {
+  const ConstraintTexts cp = {.forbid = {{"cp"}}};
+  const ConstraintTexts tp = {.forbid = {{"tp"}}};
+  for (const char* kind : {"gather", "ring", "ulysses"}) {
+    const Plan plan = Uniform(std::string("cp=4,cp-kind=") + kind);
+    EXPECT_THAT(Broken(cp, plan), ElementsAre("--forbid cp")) << kind;
+    EXPECT_THAT(Broken(tp, plan), ElementsAre()) << kind;
+  }
+  for (const char* text : {"tp=4", "tp=2,sp=1", "tp=4,sp=1"}) {
+    EXPECT_THAT(Broken(cp, Uniform(text)), ElementsAre()) << text;
+    EXPECT_THAT(Broken(tp, Uniform(text)), ElementsAre("--forbid tp")) << text;
+  }
+  const Plan both = Uniform("cp=2,tp=2,cp-kind=ulysses");
+  EXPECT_THAT(Broken(cp, both), ElementsAre("--forbid cp"));
+  EXPECT_THAT(Broken(tp, both), ElementsAre("--forbid tp"));
+  EXPECT_EQ(ErrorOf({.fix = {{"h.*=cp:4"}}, .forbid = {{"cp"}}}),
+            "--fix h.*=cp:4: contradicts --forbid cp");
+  EXPECT_EQ(ErrorOf({.fix = {{"h.*=cp:1"}}, .forbid = {{"cp"}}}), "no error");
+  // Its sequence may be split without attention's.
+  EXPECT_EQ(ErrorOf({.fix = {{"h.*.out=cp:4"}}, .forbid = {{"cp"}}}),
+            "no error");
+}
+
+// The heads alone are split, or in more ways than what they are made of.
+TEST_F(ConstraintsOfAttention, TensorRanksAreOfTheHeadsToo) {
+  const Plan of_four = Uniform("tp=4");
+  for (const auto& [text, ways] : {std::pair("", 1), {"tp=2", 2}}) {
+    Plan plan = Uniform(text);
+    const std::string fix = "h.*=tp:" + std::to_string(ways);
+    EXPECT_THAT(Broken({.fix = {{fix}}}, plan), ElementsAre()) << fix;
+    for (size_t i = 0; i < plan.ops.size(); ++i) {
+      if (graph_.nodes[i].op->op_class != OpClass::kAttention) continue;
+      plan.ops[i] = of_four.ops[i];
+    }
+    ASSERT_TRUE(IsValid(space_.index, cluster_, plan));
+    EXPECT_THAT(Broken({.fix = {{fix}}}, plan), ElementsAre("--fix " + fix));
+  }
+}
+
+// What is looked at where an edit touches a plan is enough.
+TEST_F(ConstraintsOfAttention, HoldWalks) {
+  for (const auto& [texts, start] :
+       {std::pair(ConstraintTexts{.forbid = {{"cp"}}}, "tp=2,sp=1"),
+        {ConstraintTexts{.forbid = {{"tp"}}}, "cp=2,cp-kind=ulysses"},
+        {ConstraintTexts{.fix = {{"h.0=tp:2"}}}, "tp=2,sp=1"}}) {
+    SearchSpace space(graph_, cluster_);
+    space.constraints = Constraints::Make(space.index, cluster_, texts).value();
+    Draft draft(space, Uniform(start));
+    ASSERT_TRUE(Allowed(space, draft.plan()));
+    Rng rng(7);
+    int kept = 0;
+    for (int i = 0; i < 4000; ++i) {
+      if (!DrawMove(Moves(), rng).Propose(draft, rng)) continue;
+      draft.Keep();
+      ++kept;
+      ASSERT_TRUE(Allowed(space, draft.plan()));
+    }
+    EXPECT_GT(kept, 100);
   }
 }
 

@@ -2,12 +2,16 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <map>
+#include <optional>
+#include <string>
 
 #include "planner/plan/describe.h"
 #include "planner/plan/validate.h"
 #include "planner/schedule/action_table.h"
 #include "planner/search/adapt.h"
+#include "planner/search/baselines.h"
 #include "planner/search/textbook.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
@@ -82,6 +86,37 @@ TEST(Explain, PricesTheAlternativesOfEachDecision) {
   }
 }
 
+// Without copies of the weights no key of theirs has an effect: the choice
+// stays, without them.
+TEST(Explain, PricesAlternativesWithoutReplicas) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Made("local-cpu:4");
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  for (const char* own :
+       {"dp=4,mbs=2", "dp=4,mbs=2,bucket=25MB", "dp=4,mbs=2,zero=3,prefetch=2",
+        "dp=4,mbs=2,dp-kind=rooted"}) {
+    const auto decisions =
+        DecisionsOf(space, objective, Parsed(own), 1, nullptr);
+    const auto tensor =
+        std::ranges::find(decisions, "tensor parallelism", &Decision::name);
+    ASSERT_NE(tensor, decisions.end()) << own;
+    const auto whole = std::ranges::find(tensor->alternatives, "tp 4, dp 1",
+                                         &Alternative::choice);
+    ASSERT_NE(whole, tensor->alternatives.end()) << own;
+    std::optional<Score> best;
+    for (const char* other : {"tp=4", "tp=4,sp=1", "tp=4,sp=1,bucket=25MB"}) {
+      for (const char* mbs : {"1", "2", "4", "8"}) {
+        const auto score = objective.EvaluateUniform(
+            space.index, cluster,
+            Parsed(std::string(other) + ",dp=1,mbs=" + mbs));
+        if (score && (!best || Better(*score, *best))) best = score;
+      }
+    }
+    EXPECT_EQ(whole->score, *best) << own;
+  }
+}
+
 // A table runs one number of stages and of microbatches: other choices have
 // the default schedule.
 TEST(Explain, PricesAlternativesOfAPlanWithATable) {
@@ -128,6 +163,21 @@ TEST(AdaptedPlans, KeepStagesWhoseTableIsOfAnotherShape) {
   ASSERT_EQ(plans.size(), 1u);
   EXPECT_TRUE(
       SameUpToNames(plans[0], Uniform(space, "dp=2,pp=2,mbs=2,schedule=1f1b")));
+}
+
+// On one device nothing is cut, reduced or rooted.
+TEST(AdaptedPlans, DropWhatHasNoEffectOnFewerDevices) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster four = Made("local-cpu:4");
+  const SearchSpace of_four(graph, four);
+  const Cluster one = Made("local-cpu:1");
+  const SearchSpace space(graph, one);
+  for (const char* old : {"mbs=2", "mbs=2,zero=1", "mbs=2,bucket=25MB",
+                          "mbs=2,dp-kind=rooted", "tp=4,sp=1,mbs=2"}) {
+    const auto plans = AdaptedPlans(space, Uniform(of_four, old), 1);
+    ASSERT_EQ(plans.size(), 1u) << old;
+    EXPECT_TRUE(SameUpToNames(plans[0], Uniform(space, "mbs=2"))) << old;
+  }
 }
 
 TEST(Explain, FindsNeighboursByEveryMoveThatApplies) {
@@ -266,6 +316,19 @@ TEST(ChangesBetween, SaysWhatDiffersAndNothingElse) {
 }
 
 // Whatever is asked, the table has an answer, of approaches that there are.
+// On hosts of one device there is nothing to cut within.
+TEST(Baselines, HaveHybridZeroOnHostsOfSeveralDevices) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const auto row =
+      std::ranges::find(BaselineRows(), "Hybrid ZeRO", &BaselineRow::name);
+  ASSERT_NE(row, BaselineRows().end());
+  for (const auto& [spec, has] :
+       {std::pair("dgx-a100-80gb:2x2", true), {"dgx-a100-80gb:4x1", false}}) {
+    const Cluster cluster = Made(spec);
+    EXPECT_EQ(row->choices(SearchSpace(graph, cluster)).empty(), !has) << spec;
+  }
+}
+
 TEST(Textbook, AdvisesInEverySituation) {
   for (const Advice& advice : Advices()) {
     EXPECT_THAT(advice.approaches, Not(IsEmpty())) << advice.situation;

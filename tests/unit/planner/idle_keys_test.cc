@@ -11,6 +11,7 @@ namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 Graph Gpt2Tiny() {
@@ -47,6 +48,26 @@ TEST(IdleKeys, AreDroppedWhereTheyHaveNoEffect) {
   EXPECT_THAT(two.notes, IsEmpty());
 }
 
+// What a zero-group leaves whole.
+TEST(IdleKeys, AreThoseOfACutOverOneRank) {
+  const Dropped alone = On("local-cpu:4", "zero=3,zero-group=1");
+  EXPECT_EQ(alone.strategy, Strategy());
+  EXPECT_THAT(alone.notes,
+              ElementsAre("without zero=3, which has no effect: zero-group=1 "
+                          "has no other rank",
+                          "without zero-group=1, which has no effect: needs "
+                          "zero=1, 2 or 3"));
+  const Dropped apart = On("dgx-a100-80gb:4x1", "zero=1,zero-group=node");
+  EXPECT_EQ(apart.strategy, Strategy());
+  EXPECT_THAT(apart.notes[0],
+              HasSubstr("zero-group=node finds no two copies on one node"));
+  // The copies of a tensor rank are on another host each.
+  EXPECT_EQ(On("dgx-a100-80gb:2x2", "tp=2,zero=1,zero-group=node").strategy,
+            *ParseStrategy("tp=2"));
+  const char* kept = "zero=1,zero-group=node";
+  EXPECT_EQ(On("dgx-a100-80gb:2x2", kept).strategy, *ParseStrategy(kept));
+}
+
 // What is left is a strategy that ParseStrategy takes and that has a plan.
 TEST(IdleKeys, OfEachKind) {
   const Graph graph = Gpt2Tiny();
@@ -55,7 +76,8 @@ TEST(IdleKeys, OfEachKind) {
   for (const char* text :
        {"sp=1", "cp-kind=ring", "cp-balance=zigzag", "etp=2", "tp=2,etp=1",
         "zero-group=2", "prefetch=2", "balance=speed", "tp=2,dp-kind=rooted",
-        "tp=2,bucket=1MB", "tp=2,zero=3,prefetch=2,bucket=1MB"}) {
+        "tp=2,bucket=1MB", "tp=2,zero=3,prefetch=2,bucket=1MB",
+        "zero=3,zero-group=1,prefetch=2"}) {
     EXPECT_FALSE(ParseStrategy(text) &&
                  Complete(index, cluster, *ParseStrategy(text)))
         << text;

@@ -461,18 +461,21 @@ TEST(Mcmc, StartsWithWhatIsFastestOnSharedLinks) {
   const SharingObjective objective(graph);
   SearchOptions options = WithProposals(0);
   SearchClock clock(0, nullptr);
-  const Plan first = FindStarts(space, objective, options, clock)->ranked.at(0);
+  const Plan first =
+      FindStarts(space, objective, options, clock)->ranked.at(0).plan;
   ASSERT_EQ(first.microbatches, 1);
   options.share_links = true;
   const Starts starts = FindStarts(space, objective, options, clock).value();
   const auto shared = [&](const Plan& plan) {
     return *objective.QuickSharedStepTime(plan);
   };
-  EXPECT_LT(shared(starts.ranked.at(0)), shared(first));
-  for (const Plan& plan : starts.ranked) {
-    EXPECT_GE(shared(plan), shared(starts.ranked[0]));
+  EXPECT_LT(shared(starts.ranked.at(0).plan), shared(first));
+  for (const FoundPlan& found : starts.ranked) {
+    EXPECT_GE(shared(found.plan), shared(starts.ranked[0].plan));
   }
-  EXPECT_EQ(std::ranges::count(starts.ranked, starts.ranked[0]), 1);
+  EXPECT_EQ(std::ranges::count(starts.ranked, starts.ranked[0].plan,
+                               &FoundPlan::plan),
+            1);
 }
 
 // What is faster than `limit` loses half as much again.

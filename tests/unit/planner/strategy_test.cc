@@ -377,9 +377,8 @@ TEST(PlanFromStrategy, HybridShardingCutsWithinANode) {
   const auto all = Make(graph, cluster, "tp=2,zero=3");
   EXPECT_EQ(SharedZeroAxes(*all), AxisSet{0b11});
   EXPECT_EQ(*Make(graph, cluster, "tp=2,zero=3,zero-group=4"), *all);
-  // One rank: nothing is cut.
-  EXPECT_EQ(SharedZeroAxes(*Make(graph, cluster, "tp=2,zero=3,zero-group=1")),
-            AxisSet{0});
+  EXPECT_EQ(Make(graph, cluster, "tp=2,zero=3,zero-group=1").error().message,
+            "zero=3 has no effect: zero-group=1 has no other rank");
   EXPECT_EQ(Make(graph, cluster, "tp=2,zero=3,zero-group=3").error().message,
             "zero-group=3: expected a product of prime factors of dp=4 * cp=1");
   EXPECT_THAT(StrategyText(GraphIndex(graph), cluster, *within),
@@ -1025,6 +1024,7 @@ TEST(UniformStrategy, ReadsBackWhatThePlanWasMadeFrom) {
   for (const char* text :
        {"", "tp=2", "tp=2,sp=1,zero=1", "tp=4,pp=2,mbs=2,schedule=gpipe",
         "cp=2,tp=2", "pp=4,zero=1", "tp=2,order=dp-tp-cp-ep-pp",
+        "tp=2,pp=2,order=pp-tp-cp-ep-dp", "tp=2,pp=2,order=tp-cp-ep-pp-dp",
         "recompute=selective", "tp=2,recompute=full", "recompute=full:3",
         "offload=optimizer:host", "dp=8,zero=3,offload=parameters:file",
         "tp=2,offload=optimizer:file,parameters:host,activations:host"}) {
@@ -1039,6 +1039,32 @@ TEST(UniformStrategy, ReadsBackWhatThePlanWasMadeFrom) {
   EXPECT_FALSE(UniformStrategy(index, cluster, custom).has_value());
   EXPECT_EQ(StrategyText(index, cluster, custom),
             "custom (1 stage on 8 devices)");
+}
+
+// Groups of samples are normed together, so no share of them is unequal: what
+// the speeds of the hosts would give in one order of ranks is no plan, but in
+// the one of this plan replicas are alike.
+TEST(UniformStrategy, IsFoundBehindOrdersThatGiveNoPlan) {
+  ImportOptions options;
+  options.global_batch = 256;
+  JsonValue groups;
+  groups.kind = JsonValue::Kind::kNumber;
+  groups.number = 4;
+  options.overrides["batch_norm_groups"] = groups;
+  const Graph graph =
+      *Differentiate(*ImportModel(ExamplePath("models/resnet-tiny"), options));
+  const GraphIndex index(graph);
+  const Cluster cluster = *MakeCluster("dgx-h100:1+dgx-a100-80gb:1");
+  const std::string_view text =
+      "tp=2,zero=1,zero-group=2,mbs=8,order=dp-tp-cp-ep-pp";
+  const auto plan = PlanFromStrategy(index, cluster, *ParseStrategy(text));
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_FALSE(PlanFromStrategy(
+      index, cluster,
+      *ParseStrategy("tp=2,zero=1,zero-group=2,mbs=8,balance=speed")));
+  const auto found = UniformStrategy(index, cluster, *plan);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(*PlanFromStrategy(index, cluster, *found), *plan);
 }
 
 TEST(RolesOf, ReadsTheRolesThatABlockWasPlacedBy) {

@@ -124,6 +124,21 @@ TEST(PlansOnParts, AreAsFastAsOnThePartAlone) {
   EXPECT_GE(improved, 2);
 }
 
+// A batch that the fast devices do not divide is shared among them as far as
+// it goes.
+TEST(PlansOnParts, AreDataParallelWhereThePartDoesNotDivideTheBatch) {
+  const Graph graph = Gpt2(101);
+  const Cluster cluster =
+      MakeCluster("titan-rtx-pair:1x1+dgx-h100:1x3").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const auto slow = evaluator.EvaluateUniform(
+      GraphIndex(graph), cluster, ParseStrategy("pp=4,mbs=1").value());
+  const auto plans = PlansOnParts(graph, cluster, slow->step_time, 0, {});
+  EXPECT_TRUE(std::ranges::any_of(plans, [](const Plan& plan) {
+    return plan.groups.size() == 1 && World(plan).devices.size() == 3;
+  }));
+}
+
 // A batch of 4 on 8 devices: half of them are what divides the batch, and half
 // of that is looked at as well. Of so small a model one device is best.
 TEST(PlansOnParts, GoOnBehindAHalfThatDividesTheBatch) {
