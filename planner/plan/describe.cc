@@ -659,8 +659,11 @@ std::vector<PlanDifference> ChangesBetween(const GraphIndex& index,
       },
       [&](size_t x, size_t y) { return before.SameClass(x, y); });
   add("weights", before.Storage(), after.Storage());
-  add("gradient buckets", FormatExactBytes(a.bucket_bytes),
-      FormatExactBytes(b.bucket_bytes));
+  const auto buckets = [](const Plan& plan) {
+    return plan.bucket_bytes == Bytes{} ? "one for each block"
+                                        : FormatExactBytes(plan.bucket_bytes);
+  };
+  add("gradient buckets", buckets(a), buckets(b));
   add("prefetch", Count(a.prefetch, "block", "blocks"),
       Count(b.prefetch, "block", "blocks"));
   add("zigzag order of sequences", Count(a.zigzag, "rank", "ranks"),

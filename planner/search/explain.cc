@@ -10,6 +10,7 @@
 #include "planner/plan/strategy_text.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/adapt.h"
+#include "planner/search/idle_in_plan.h"
 #include "planner/search/sweep.h"
 #include "planner/search/uniform_strategies.h"
 
@@ -280,6 +281,16 @@ bool IsAsked(const DecisionRow& row, const Strategy& strategy, bool feasible) {
          OffloadText(strategy) != "none";
 }
 
+// Without what changes nothing of its plan, as --strategy takes it.
+Strategy WithoutIdle(const SearchSpace& space, Strategy strategy,
+                     const Plan& plan) {
+  while (const auto idle =
+             FirstIdleIn(space.index, *space.cluster, strategy, plan)) {
+    idle->drop(strategy);
+  }
+  return strategy;
+}
+
 }  // namespace
 
 std::vector<Decision> DecisionsOf(
@@ -289,6 +300,7 @@ std::vector<Decision> DecisionsOf(
   const auto own =
       objective.EvaluateUniform(space.index, *space.cluster, strategy);
   const bool feasible = own.has_value() && own->feasible;
+  const auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
   std::vector<Decision> decisions;
   for (const DecisionRow& row : kDecisions) {
     if (stop && stop()) break;
@@ -304,8 +316,13 @@ std::vector<Decision> DecisionsOf(
       const SweepResult swept = Sweep(space, objective, list, 1, threads, stop);
       if (stop && stop()) return decisions;
       if (swept.best.empty()) continue;
+      const auto& [best, score] = swept.best[0];
+      const Plan other =
+          PlanFromStrategy(space.index, *space.cluster, best).value();
+      // Another word for the same is no alternative.
+      if (plan && SameUpToNames(other, *plan)) continue;
       decision.alternatives.push_back(
-          {choice, swept.best[0].strategy, swept.best[0].score});
+          {choice, WithoutIdle(space, best, other), score});
     }
     if (decision.alternatives.empty()) continue;
     std::ranges::stable_sort(decision.alternatives,

@@ -636,9 +636,9 @@ class StartFinder {
         Sweep(space_, allowed_, strategies, count, threads_, After(end));
     for (size_t i = swept.best.size(); i-- > 0;) {
       const Candidate& found = swept.best[i];
-      if (none || Better(found.score, before)) {
-        PutFirst(PricedOf(found.strategy));
-      }
+      if (!none && !Better(found.score, before)) continue;
+      PutFirst(PricedOf(found.strategy));
+      if (i == 0) starts_.uniform = starts_.ranked[0];
     }
   }
 

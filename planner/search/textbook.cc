@@ -182,11 +182,12 @@ std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier tier,
   return all;
 }
 
-// Data parallelism of every stage of ZeRO; on one device there is none.
+// Data parallelism of every stage of ZeRO, experts perhaps split besides; on
+// one device there is none.
 template <MemoryTier kTier, int kTiles>
 std::vector<Strategy> ZeroOffloaded(const SearchSpace& space) {
   return Offloaded(space, kTier, kTiles, [&](const Strategy& s) {
-    return !IsEither(s) && s.ep == 1 && (s.zero > 0 || space.devices() == 1);
+    return !IsEither(s) && (s.zero > 0 || space.devices() == 1);
   });
 }
 

@@ -12,6 +12,7 @@
 #include "planner/schedule/action_table.h"
 #include "planner/search/adapt.h"
 #include "planner/search/baselines.h"
+#include "planner/search/idle_in_plan.h"
 #include "planner/search/textbook.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
@@ -119,6 +120,28 @@ TEST(Explain, PricesAlternativesWithoutReplicas) {
 
 // A table runs one number of stages and of microbatches: other choices have
 // the default schedule.
+// On two nodes replicas of a stage lie within one: ZeRO within nodes is ZeRO.
+// What a single sample is shared by is no balance.
+TEST(Explain, HasNoOtherWordsForTheSamePlan) {
+  const Graph graph = MlpGraph(4, 16, 4, 8, 16, 32);
+  const Cluster cluster = Made("dgx-h100:1x4+dgx-a100-80gb:1x4");
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  for (const char* own :
+       {"pp=2,dp=4,mbs=2,zero=1", "dp=8,mbs=2,zero=1,balance=speed"}) {
+    const Plan plan = Uniform(space, own);
+    for (const Decision& decision :
+         DecisionsOf(space, objective, Parsed(own), 1, nullptr)) {
+      for (const Alternative& other : decision.alternatives) {
+        const Plan of = Uniform(space, *FlagTextOf(other.strategy));
+        EXPECT_FALSE(SameUpToNames(of, plan)) << other.choice;
+        EXPECT_FALSE(FirstIdleIn(space.index, cluster, other.strategy, of))
+            << ToString(other.strategy);
+      }
+    }
+  }
+}
+
 TEST(Explain, PricesAlternativesOfAPlanWithATable) {
   const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
   const Cluster cluster = Made("local-cpu:4");
@@ -398,6 +421,20 @@ TEST(Textbook, KnowsThatAReplicaFitsWithoutAPlanOfReplicas) {
   };
   EXPECT_TRUE(fits(1'000'000));
   EXPECT_FALSE(fits(100));
+}
+
+// Where there are experts, ranks that offload may have some each.
+TEST(Textbook, OffloadsWithExpertsOnRanksOfTheirOwn) {
+  const auto any_split = [](const Graph& graph) {
+    const Cluster cluster = Made("dgx-a100-80gb:1x4");
+    const SearchSpace space(graph, cluster);
+    const auto approach = std::ranges::find(
+        Approaches(), "ZeRO with CPU offload", &Approach::name);
+    return std::ranges::any_of(approach->strategies(space),
+                               [](const Strategy& s) { return s.ep > 1; });
+  };
+  EXPECT_FALSE(any_split(MlpGraph(2, 16, 4, 8, 16, 32)));
+  EXPECT_TRUE(any_split(testing::MoeGraph(2, 16, 4, 8, 16, 4, 32)));
 }
 
 TEST(Textbook, PricesTheBestOfAnApproach) {
