@@ -35,6 +35,10 @@ void NoteWhatNoneHas(const UniformPlan& uniform,
         "balance=speed: every replica gets as many samples, so that the "
         "slowest devices decide");
   }
+  if (s.prefetch != Strategy().prefetch) {
+    notes.push_back("prefetch=" + std::to_string(s.prefetch) +
+                    ": it is theirs how far ahead they gather");
+  }
   if (s.tiles > 1) {
     notes.push_back("tiles=" + std::to_string(s.tiles) + ": layers run whole");
   }
@@ -105,6 +109,12 @@ void AddPipeline(const UniformPlan& uniform, MegatronArguments& arguments,
   } else if (s.vp > 1) {
     arguments.Add("--num-virtual-stages-per-pipeline-rank", s.vp);
   }
+  if (s.vp > 1 && uniform.plan.microbatches % s.pp != 0) {
+    notes.push_back("vp=" + std::to_string(s.vp) +
+                    ": Megatron-LM interleaves "
+                    "microbatches that pp divides; these are " +
+                    std::to_string(uniform.plan.microbatches));
+  }
   const std::string_view own = s.vp > 1 ? "interleaved" : "1f1b";
   if (s.schedule != own) {
     notes.push_back("schedule=" + s.schedule + ": Megatron-LM's is " +
@@ -119,7 +129,7 @@ void AddContext(const Strategy& s, MegatronArguments& arguments,
   arguments.Add("--context-parallel-size", s.cp);
   arguments.Add("--cp-comm-type", s.cp_kind == "ring"      ? "p2p"
                                   : s.cp_kind == "ulysses" ? "a2a"
-                                                           : "allgather");
+                                                           : "all_gather");
   if (!s.zigzag) {
     notes.push_back(
         "cp-balance=none: Megatron-LM gives every rank an early and a late "
@@ -141,11 +151,24 @@ void AddExperts(const UniformPlan& uniform, MegatronArguments& arguments,
   }
 }
 
-void AddZero(const Strategy& s, MegatronArguments& arguments,
+void AddZero(const UniformPlan& uniform, MegatronArguments& arguments,
              std::vector<std::string>& notes) {
+  const Strategy& s = uniform.strategy;
   const int replicas = ReplicasOf(s) * s.cp;
+  const bool offloads = s.optimizer_tier != MemoryTier::kDevice;
+  if (offloads && s.zero == 0) {
+    arguments.Add("--use-distributed-optimizer");
+    if (replicas > 1) {
+      notes.push_back(
+          "zero=0: Megatron-LM offloads optimizers that ZeRO-1 has cut");
+    }
+  }
   if (replicas == 1) return;
   arguments.Add("--overlap-grad-reduce");
+  if (s.bucket.value > 0) {
+    arguments.Add("--ddp-bucket-size",
+                  s.bucket.value / SizeOf(uniform.index.graph->dtype));
+  }
   if (s.zero >= 1) {
     arguments.Add("--use-distributed-optimizer");
     arguments.Add("--overlap-param-gather");
@@ -252,7 +275,7 @@ Result<TrainerSettings> MegatronSettings(const UniformPlan& uniform) {
   if (graph.dtype == DType::kBFloat16) arguments.Add("--bf16");
   if (graph.dtype == DType::kFloat16) arguments.Add("--fp16");
   arguments.Add("--clip-grad", Json(uniform.training.clip).ToString());
-  AddZero(s, arguments, settings.notes);
+  AddZero(uniform, arguments, settings.notes);
   AddRecompute(s, arguments, settings.notes);
   AddOffload(s, arguments, settings.notes);
   AddOrder(s, arguments, settings.notes);

@@ -78,7 +78,7 @@ TEST_F(TrainersTest, MegatronHasLayersOfUnevenStages) {
 // Sequence ranks are named by what they exchange.
 TEST_F(TrainersTest, MegatronHasContext) {
   EXPECT_THAT(Megatron("cp=2"), HasSubstr("--context-parallel-size 2 "
-                                          "--cp-comm-type allgather"));
+                                          "--cp-comm-type all_gather"));
   EXPECT_THAT(Megatron("cp=2,cp-kind=ring"), HasSubstr("--cp-comm-type p2p"));
   EXPECT_THAT(Megatron("cp=2,cp-kind=ulysses"),
               HasSubstr("--cp-comm-type a2a"));
@@ -113,6 +113,27 @@ TEST_F(TrainersTest, MegatronHasZero) {
       AllOf(HasSubstr("--use-megatron-fsdp"),
             HasSubstr("--data-parallel-sharding-strategy optim_grads_params"),
             HasSubstr("--num-distributed-optimizer-instances 4")));
+}
+
+// 25 million gradients in bf16. Offloaded optimizers are distributed ones.
+TEST_F(TrainersTest, MegatronHasBucketsAndOffload) {
+  EXPECT_THAT(Megatron("bucket=50MB"),
+              HasSubstr("--overlap-grad-reduce --ddp-bucket-size 25000000"));
+  EXPECT_THAT(Megatron("offload=optimizer:host"),
+              AllOf(HasSubstr("--use-distributed-optimizer"),
+                    HasSubstr("--optimizer-cpu-offload "
+                              "--use-precision-aware-optimizer")));
+  EXPECT_THAT(Of("megatron-lm", "offload=optimizer:host")->notes,
+              Contains(StartsWith("zero=0")));
+}
+
+// 192 samples on 8 replicas of 8 and of 4: three microbatches and six.
+TEST_F(TrainersTest, MegatronInterleavesMicrobatchesThatStagesDivide) {
+  for (const char* odd : {"pp=4,vp=2,mbs=8", "pp=4,vp=2,mbs=4"}) {
+    EXPECT_THAT(Of("megatron-lm", odd)->notes, Contains(StartsWith("vp=2")));
+  }
+  EXPECT_THAT(Of("megatron-lm", "pp=4,vp=2,mbs=2")->notes,
+              Not(Contains(StartsWith("vp=2"))));
 }
 
 TEST_F(TrainersTest, MegatronHasRecomputation) {
