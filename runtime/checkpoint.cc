@@ -1,29 +1,22 @@
 #include "runtime/checkpoint.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <optional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "planner/base/append.h"
-#include "planner/base/file.h"
 #include "planner/base/whole_number.h"
-#include "planner/io/json_value.h"
 #include "planner/io/onnx.h"
 #include "planner/ir/vocabulary.h"
 #include "planner/lower/factored_update.h"
+#include "runtime/collect_values.h"
 #include "runtime/comm/host_messages.h"
-#include "runtime/comm/peer_errors.h"
 #include "runtime/device/cpu_device.h"
-#include "runtime/device/staging.h"
-#include "runtime/float16.h"
 #include "runtime/loss_scale.h"
 #include "runtime/older_checkpoints.h"
 #include "runtime/published_files.h"
@@ -31,34 +24,6 @@
 
 namespace tessera {
 namespace {
-
-// Apart from the tasks' messages, which are numbered by values, of which there
-// are fewer than 2^31.
-constexpr uint64_t kCheckpointTag = uint64_t{1} << 41;
-
-constexpr char kLossScale[] = "optimizer.loss_scale";
-
-// A parameter that is its fp32 master, rounded.
-bool IsRounded(const Value& value) {
-  return value.what == "parameter" && Is16Bit(value.dtype);
-}
-
-// The name under which a value is stored; empty for what is not. Of a 16-bit
-// weight it is the master that is stored.
-std::string NameInFile(const TaskGraph& tasks, const Graph& graph, ValueId id) {
-  const Value& value = tasks.value(id);
-  if (!value.persistent) return "";
-  if (value.what == "loss scale") return kLossScale;
-  if (!value.tensor.valid()) return "";
-  const std::string& name = graph.tensor(value.tensor).name;
-  if (value.what == "parameter" || value.what == "master") return name;
-  static constexpr std::array<std::string_view, 6> kStates = {
-      "m", "v", "momentum", "row", "column", "mean"};
-  if (std::ranges::find(kStates, value.what) != kStates.end()) {
-    return "optimizer." + std::string(value.what) + "." + name;
-  }
-  return "";
-}
 
 constexpr std::string_view kStochasticCast = "stochastic_cast";
 
@@ -77,43 +42,6 @@ std::string_view OptimizerOf(const TaskGraph& tasks) {
     }
   }
   return "";
-}
-
-// Whether one rank is told to stop.
-Result<bool> AnyStops(const std::atomic<bool>* stop, HostMessages all) {
-  const int32_t mine = stop != nullptr && stop->load() ? 1 : 0;
-  std::vector<int32_t> each(static_cast<size_t>(all.size()));
-  TESSERA_RETURN_IF_ERROR(all.AllGather(&mine, sizeof(mine), each.data()));
-  return std::ranges::any_of(each, [](int32_t one) { return one != 0; });
-}
-
-// What all ranks learn of rank 0's writing.
-struct Verdict {
-  int32_t failed = 0;
-  int32_t code = 0;
-  int32_t finite = 1;
-  char message[248] = {};
-};
-
-// What rank 0 has `saved`, or its error, on all ranks.
-Result<bool> Announce(const Result<bool>& saved, const std::string& path,
-                      HostMessages all) {
-  Verdict verdict;
-  if (saved) {
-    verdict.finite = *saved ? 1 : 0;
-  } else {
-    verdict.failed = 1;
-    verdict.code = static_cast<int32_t>(saved.error().code);
-    std::strncpy(verdict.message, saved.error().message.c_str(),
-                 sizeof(verdict.message) - 1);
-  }
-  TESSERA_RETURN_IF_ERROR(all.Broadcast(&verdict, sizeof(verdict), 0));
-  if (verdict.failed == 0) return verdict.finite != 0;
-  // The others tell whose error it is.
-  return Error{static_cast<ErrorCode>(verdict.code),
-               all.rank() == 0 ? verdict.message
-                               : RankAborted(0, verdict.message).message,
-               path};
 }
 
 // A text of the metadata; empty where there is none.
@@ -184,207 +112,6 @@ Result<void> CheckPadding(const std::string& theirs, const Graph& graph,
   return InvalidInput("has rows of tokens " + named(theirs) + ": expected " +
                           named(own) + " (model.vocab_multiple)",
                       path + ": __metadata__");
-}
-
-// This rank's part of a value in the memory of its device: the buffer itself,
-// or `copy` of what lies on another tier.
-Result<const void*> OnDevice(const RankExecutor& executor, ValueId id,
-                             std::optional<Staging>& copy) {
-  const Value& value = executor.tasks().value(id);
-  if (value.tier == MemoryTier::kDevice || !executor.Holds(id)) {
-    return executor.data(id);
-  }
-  const Bytes bytes{executor.placement(id).elements() * SizeOf(value.dtype)};
-  std::vector<std::byte> elements(static_cast<size_t>(bytes.value));
-  TESSERA_RETURN_IF_ERROR(executor.ReadValue(id, elements.data()));
-  TESSERA_TRY(copy, Staging::Allocate(executor.device(), bytes));
-  executor.device().Write(copy->data(), elements.data(), bytes);
-  return copy->data();
-}
-
-// What is collected at a time: rank 0 stages it on its device, beside what the
-// step keeps there.
-constexpr int64_t kCollectedBytes = int64_t{16} << 20;
-
-// A box in pieces of whole rows of at most kCollectedBytes, where a row is not
-// larger.
-std::vector<Box> InPieces(const Box& box, int64_t element_bytes) {
-  if (box.empty() || box[0].size() == 0) return {box};
-  const int64_t row = ElementsOf(box) / box[0].size() * element_bytes;
-  const int64_t rows =
-      std::max<int64_t>(1, kCollectedBytes / std::max<int64_t>(1, row));
-  std::vector<Box> pieces;
-  for (int64_t begin = box[0].begin; begin < box[0].end; begin += rows) {
-    Box& piece = pieces.emplace_back(box);
-    piece[0] = {begin, std::min(begin + rows, box[0].end)};
-  }
-  return pieces;
-}
-
-// The blocks that a value is made of: all of the tensor, or what a tile has of
-// each shard.
-std::vector<Box> BlocksOf(const Value& value, const DeviceGroup& group) {
-  if (value.layout.tile.count == 1) return {WholeBox(value.shape)};
-  std::vector<Box> blocks;
-  for (size_t i = 0; i < group.devices.size(); ++i) {
-    Box block = BlockAt(value.layout, group, value.shape, static_cast<int>(i));
-    if (std::find(blocks.begin(), blocks.end(), block) == blocks.end()) {
-      blocks.push_back(std::move(block));
-    }
-  }
-  return blocks;
-}
-
-// Brings the elements of a value to rank 0 in pieces, where take(block, bytes)
-// has each: of what is no tile they follow each other in the tensor. Senders do
-// not run ahead: what is under way takes their memory.
-template <typename Take>
-Result<void> CollectValue(ValueId id, RankExecutor& executor, Communicator& all,
-                          const Take& take) {
-  const Value& value = executor.tasks().value(id);
-  const DeviceGroup& group = executor.tasks().group(value.group);
-  RankDevice& device = executor.device();
-  std::vector<int> senders;
-  std::vector<Placement> sources;
-  for (size_t i = 0; i < group.devices.size(); ++i) {
-    senders.push_back(group.devices[i].value);
-    sources.push_back(
-        PlacementAt(value.layout, group, value.shape, static_cast<int>(i)));
-  }
-  std::optional<Staging> staged;
-  TESSERA_TRY(const void* const part, OnDevice(executor, id, staged));
-  std::vector<Box> pieces;
-  for (const Box& block : BlocksOf(value, group)) {
-    for (Box& piece : InPieces(block, SizeOf(value.dtype))) {
-      pieces.push_back(std::move(piece));
-    }
-  }
-  std::vector<std::byte> received;
-  for (const Box& block : pieces) {
-    const Placement target = WholeBlock(block);
-    const int receiver = 0;
-    const GroupTransfer transfer(all, value.dtype, senders, sources,
-                                 {&receiver, 1}, {target},
-                                 /*positionwise=*/false);
-    TESSERA_TRY(const Staging staging,
-                Staging::Allocate(device, Max(transfer.send_staging(),
-                                              transfer.receive_staging())));
-    TESSERA_RETURN_IF_ERROR(
-        transfer.Send(device, part, {kCheckpointTag}, staging.data()));
-    if (all.rank() == 0) {
-      const Bytes bytes{target.elements() * SizeOf(value.dtype)};
-      TESSERA_TRY(const Staging gathered, Staging::Allocate(device, bytes));
-      TESSERA_RETURN_IF_ERROR(transfer.Receive(
-          device, gathered.data(), {kCheckpointTag}, staging.data()));
-      received.resize(static_cast<size_t>(bytes.value));
-      device.Read(received.data(), gathered.data(), bytes);
-      take(block, std::span<const std::byte>(received));
-    }
-    TESSERA_RETURN_IF_ERROR(all.Barrier());
-  }
-  return {};
-}
-
-// Puts a block's elements in their places in the whole tensor.
-void PutBlock(const Box& block, const void* elements, const Shape& shape,
-              int64_t element_bytes, void* tensor) {
-  const BoxCopy copy = CopyOf(block, WholeBlock(block),
-                              WholeBlock(WholeBox(shape)), element_bytes);
-  CpuDevice().Copy(static_cast<std::byte*>(tensor) + copy.to_offset,
-                   static_cast<const std::byte*>(elements) + copy.from_offset,
-                   copy.strided);
-}
-
-// What is stored under each name: one value, or the tiles of a weight. By name,
-// so that files do not depend on the plan.
-std::map<std::string, std::vector<ValueId>> StoredValues(const TaskGraph& tasks,
-                                                         const Graph& graph) {
-  std::map<std::string, std::vector<ValueId>> values;
-  for (size_t v = 0; v < tasks.values.size(); ++v) {
-    if (IsRounded(tasks.values[v])) continue;
-    const std::string name = NameInFile(tasks, graph, ValueId(v));
-    if (name.empty()) continue;
-    // Of a tied weight the first copy is as good as any, and so is a parameter
-    // in fp32 beside its master on the host.
-    std::vector<ValueId>& parts = values[name];
-    const Value& value = tasks.values[v];
-    const auto is_like = [&](const Value& first) {
-      return value.what == first.what && value.group == first.group &&
-             value.layout.tile.count > 1;
-    };
-    if (parts.empty() || is_like(tasks.value(parts[0]))) {
-      parts.push_back(ValueId(v));
-    }
-  }
-  return values;
-}
-
-// Elements of fp32 in another type.
-std::vector<std::byte> Rounded(std::span<const float> from, DType dtype) {
-  std::vector<std::byte> to(from.size() * static_cast<size_t>(SizeOf(dtype)));
-  if (Is16Bit(dtype)) {
-    Narrow(from.data(), std::ssize(from), dtype, to.data());
-  } else if (dtype == DType::kFloat64) {
-    const std::vector<double> wide(from.begin(), from.end());
-    std::memcpy(to.data(), wide.data(), to.size());
-  } else {
-    std::memcpy(to.data(), from.data(), to.size());
-  }
-  return to;
-}
-
-std::vector<float> Widened(std::span<const std::byte> from, DType dtype) {
-  std::vector<float> to(from.size() / static_cast<size_t>(SizeOf(dtype)));
-  if (Is16Bit(dtype)) {
-    Widen(from.data(), dtype, std::ssize(to), to.data());
-  } else if (dtype == DType::kFloat64) {
-    std::vector<double> wide(to.size());
-    std::memcpy(wide.data(), from.data(), from.size());
-    std::ranges::transform(wide, to.begin(),
-                           [](double x) { return static_cast<float>(x); });
-  } else {
-    std::memcpy(to.data(), from.data(), from.size());
-  }
-  return to;
-}
-
-template <typename Number>
-bool AllFinite(std::span<const std::byte> bytes) {
-  for (size_t at = 0; at < bytes.size(); at += sizeof(Number)) {
-    Number number;
-    std::memcpy(&number, bytes.data() + at, sizeof(number));
-    if (!std::isfinite(number)) return false;
-  }
-  return true;
-}
-
-bool AreFinite(std::span<const std::byte> bytes, DType dtype) {
-  if (dtype == DType::kFloat64) return AllFinite<double>(bytes);
-  if (dtype == DType::kFloat32) return AllFinite<float>(bytes);
-  if (!Is16Bit(dtype)) return true;
-  const std::vector<float> wide = Widened(bytes, dtype);
-  return AllFinite<float>(std::as_bytes(std::span(wide)));
-}
-
-// The whole of what `parts` are, as fp32: on rank 0, nothing on the others.
-Result<std::vector<float>> CollectFloats(const std::vector<ValueId>& parts,
-                                         RankExecutor& executor,
-                                         Communicator& all) {
-  const Value& first = executor.tasks().value(parts[0]);
-  std::vector<float> elements;
-  if (all.rank() == 0) {
-    elements.resize(static_cast<size_t>(ElementsOf(WholeBox(first.shape))));
-  }
-  for (ValueId id : parts) {
-    TESSERA_RETURN_IF_ERROR(CollectValue(
-        id, executor, all,
-        [&](const Box& block, std::span<const std::byte> bytes) {
-          const std::vector<float> piece = Widened(bytes, first.dtype);
-          PutBlock(block, piece.data(), first.shape, sizeof(float),
-                   elements.data());
-        }));
-  }
-  return elements;
 }
 
 // An error of the file at `path`, with what may be gone on from in its place.
@@ -461,6 +188,7 @@ Result<std::optional<SavedRun>> RunOf(const SafetensorsFile& file,
                                std::numeric_limits<uint64_t>::max(), "", path));
   run.optimizer = TextOf(file, "optimizer");
   run.graph = TextOf(file, "graph");
+  run.model = TextOf(file, "model");
   TESSERA_TRY(run.global_batch, Count(file, "global_batch", path));
   TESSERA_TRY(run.seq_len, Count(file, "seq_len", path));
   run.dtype = TextOf(file, "dtype");
@@ -468,208 +196,6 @@ Result<std::optional<SavedRun>> RunOf(const SafetensorsFile& file,
   run.padding = TextOf(file, kPadding);
   return std::optional(std::move(run));
 }
-
-// Files of tensors one after the other, each of at most `most` bytes unless one
-// tensor alone has more: by tensor the number of its file.
-std::vector<size_t> FilesOf(const std::vector<PublishedTensor>& tensors,
-                            DType dtype, Bytes most) {
-  std::vector<size_t> files;
-  size_t file = 0;
-  int64_t used = 0;
-  for (const PublishedTensor& tensor : tensors) {
-    const int64_t bytes = ElementsOf(WholeBox(tensor.shape)) * SizeOf(dtype);
-    if (used > 0 && used + bytes > most.value) {
-      ++file;
-      used = 0;
-    }
-    used += bytes;
-    files.push_back(file);
-  }
-  return files;
-}
-
-std::string FileName(size_t file, size_t files) {
-  if (files == 1) return "model.safetensors";
-  char name[64];
-  std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors",
-                file + 1, files);
-  return name;
-}
-
-// {"metadata": {"total_size": N}, "weight_map": {"tensor": "file", …}}
-std::string IndexText(const std::vector<PublishedTensor>& tensors,
-                      const std::vector<size_t>& files, DType dtype) {
-  int64_t total = 0;
-  std::string map;
-  for (size_t t = 0; t < tensors.size(); ++t) {
-    total += ElementsOf(WholeBox(tensors[t].shape)) * SizeOf(dtype);
-    map += (t == 0 ? "" : ",");
-    JsonValue name;
-    name.kind = JsonValue::Kind::kString;
-    name.text = tensors[t].name;
-    map += "\n    " + name.ToString() + ": \"" +
-           FileName(files[t], files.back() + 1) + "\"";
-  }
-  return "{\n  \"metadata\": {\"total_size\": " + std::to_string(total) +
-         "},\n  \"weight_map\": {" + map + "\n  }\n}\n";
-}
-
-// Writes elements, unless one of them is not finite: then it returns false.
-Result<bool> WriteFinite(std::span<const std::byte> elements, DType dtype,
-                         SafetensorsWriter& writer) {
-  if (!AreFinite(elements, dtype)) return false;
-  TESSERA_RETURN_IF_ERROR(writer.Write(elements));
-  return true;
-}
-
-// The files of SaveWeights, and the folder where there is none. Destroyed
-// before they are all there, it removes what it has made.
-class WeightWriter {
- public:
-  // Both outlive the writer.
-  WeightWriter(const WeightFiles& files,
-               const std::vector<PublishedTensor>& tensors)
-      : files_(files),
-        tensors_(tensors),
-        file_of_(FilesOf(tensors, files.dtype, files.file_bytes)) {}
-  WeightWriter(const WeightWriter&) = delete;
-  WeightWriter& operator=(const WeightWriter&) = delete;
-  ~WeightWriter() {
-    if (committed_) return;
-    file_.reset();
-    std::error_code code;
-    for (const std::string& path : written_) {
-      std::filesystem::remove(path, code);
-    }
-    if (made_folder_) std::filesystem::remove(files_.folder, code);
-  }
-
-  // Before all else.
-  Result<void> MakeFolder() {
-    std::error_code code;
-    made_folder_ = std::filesystem::create_directories(files_.folder, code);
-    if (code) {
-      return Error{ErrorCode::kUnavailable,
-                   "cannot make the folder: " + code.message(), files_.folder};
-    }
-    return CheckHasNoWeights(files_.folder);
-  }
-
-  // The elements of the next tensor; false where one of them is not finite in
-  // the files' type.
-  Result<bool> Write(std::span<const float> elements) {
-    if (!file_) TESSERA_RETURN_IF_ERROR(Begin());
-    while (!elements.empty()) {
-      const auto piece =
-          elements.first(std::min(elements.size(), kPieceElements));
-      TESSERA_TRY(const bool finite, WriteFinite(Rounded(piece, files_.dtype),
-                                                 files_.dtype, *file_));
-      if (!finite) return false;
-      elements = elements.subspan(piece.size());
-    }
-    const size_t file = file_of_[next_++];
-    if (next_ < tensors_.size() && file_of_[next_] == file) return true;
-    // There may be another run's by now.
-    TESSERA_RETURN_IF_ERROR(file_->CommitNew());
-    file_.reset();
-    written_.push_back(PathOf(file));
-    return true;
-  }
-
-  // Behind the last tensor: the index of several files.
-  Result<void> Commit() {
-    if (written_.size() > 1) {
-      const std::string text = IndexText(tensors_, file_of_, files_.dtype);
-      TESSERA_TRY(
-          AtomicFile index,
-          AtomicFile::Create(files_.folder + "/model.safetensors.index.json"));
-      TESSERA_RETURN_IF_ERROR(index.Write(std::as_bytes(std::span(text))));
-      TESSERA_RETURN_IF_ERROR(index.CommitNew());
-    }
-    committed_ = true;
-    return {};
-  }
-
- private:
-  static constexpr size_t kPieceElements = size_t{4} << 20;
-
-  std::string PathOf(size_t file) const {
-    return files_.folder + "/" + FileName(file, file_of_.back() + 1);
-  }
-
-  // The file of the next tensor.
-  Result<void> Begin() {
-    std::vector<SafetensorsEntry> entries;
-    const size_t file = file_of_[next_];
-    for (size_t t = next_; t < tensors_.size() && file_of_[t] == file; ++t) {
-      entries.push_back({tensors_[t].name, files_.dtype, tensors_[t].shape});
-    }
-    TESSERA_TRY(
-        SafetensorsWriter created,
-        SafetensorsWriter::Create(PathOf(file), entries, {{"format", "pt"}}));
-    file_.emplace(std::move(created));
-    return {};
-  }
-
-  const WeightFiles& files_;
-  const std::vector<PublishedTensor>& tensors_;
-  const std::vector<size_t> file_of_;  // by tensor
-  std::optional<SafetensorsWriter> file_;
-  size_t next_ = 0;                   // tensor
-  std::vector<std::string> written_;  // files that are whole
-  bool made_folder_ = false;
-  bool committed_ = false;
-};
-
-// Tensors to be published, on rank 0. A weight that several have parts of is
-// collected once, and kept until the last of them.
-class WeightCollector {
- public:
-  WeightCollector(const std::vector<PublishedTensor>& tensors,
-                  const Graph& graph, RankExecutor& executor, Communicator& all)
-      : values_(StoredValues(executor.tasks(), graph)),
-        executor_(executor),
-        all_(all) {
-    for (const PublishedTensor& tensor : tensors) {
-      for (const PublishedTensor::Part& part : tensor.parts) {
-        ++weights_[part.weight].left;
-      }
-    }
-  }
-
-  // The elements of a tensor; nothing on the other ranks, which all call this
-  // with the same one.
-  Result<std::vector<float>> Collect(const PublishedTensor& tensor) {
-    std::vector<float> elements;
-    if (all_.rank() == 0) {
-      elements.resize(static_cast<size_t>(ElementsOf(WholeBox(tensor.shape))));
-    }
-    for (const auto& [weight, piece] : tensor.parts) {
-      Weight& whole = weights_[weight];
-      if (!std::exchange(whole.here, true)) {
-        TESSERA_TRY(whole.elements,
-                    CollectFloats(values_.at(weight->name), executor_, all_));
-      }
-      if (all_.rank() == 0) {
-        PutPiece(piece, whole.elements.data(), elements.data());
-      }
-      if (--whole.left == 0) weights_.erase(weight);
-    }
-    return elements;
-  }
-
- private:
-  struct Weight {
-    std::vector<float> elements;
-    bool here = false;
-    size_t left = 0;  // parts of it to come
-  };
-
-  const std::map<std::string, std::vector<ValueId>> values_;
-  RankExecutor& executor_;
-  Communicator& all_;
-  std::map<const Tensor*, Weight> weights_;
-};
 
 // Whether all that the file has belongs to the model: it may be one of more
 // layers.
@@ -679,7 +205,7 @@ Result<void> CheckAllIsKept(const SafetensorsFile& file,
   const auto kept = StoredValues(tasks, graph);
   for (const std::string& name : file.names()) {
     // In other precisions nothing scales the loss.
-    if (kept.contains(name) || name == kLossScale || name == kChecksums) {
+    if (kept.contains(name) || name == kLossScaleName || name == kChecksums) {
       continue;
     }
     return InvalidInput("tensor '" + name +
@@ -690,12 +216,10 @@ Result<void> CheckAllIsKept(const SafetensorsFile& file,
   return {};
 }
 
-// Puts what was written in the place of the checkpoint at `path`, of which it
-// keeps `keep` - 1 and those before it.
+// Puts what was written and flushed in the place of the checkpoint at `path`,
+// of which it keeps `keep` - 1 and those before it.
 Result<bool> PutInPlace(SafetensorsWriter& writer, const std::string& path,
                         int64_t step, int keep) {
-  // The disk may be full as late as this.
-  TESSERA_RETURN_IF_ERROR(writer.Flush());
   if (keep > 1) {
     // What has no header of a checkpoint is replaced, as without `keep`.
     const auto before = SavedRunOf(path);
@@ -706,6 +230,14 @@ Result<bool> PutInPlace(SafetensorsWriter& writer, const std::string& path,
   TESSERA_RETURN_IF_ERROR(writer.Commit());
   if (keep > 1) RemoveOlder(path, step, keep - 1);
   return true;
+}
+
+// Whatever it is, it is no bad input: it could be written when the run began.
+Error NotWritten(Error error, int64_t step) {
+  error.code = ErrorCode::kUnavailable;
+  error.message +=
+      "; the checkpoint of step " + std::to_string(step) + " is not written";
+  return error;
 }
 
 }  // namespace
@@ -730,6 +262,7 @@ Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
         {"dtype", std::string(NameOf(graph.dtype))},
         {"global_batch", std::to_string(graph.global_batch)},
         {"graph", Fingerprint(graph)},
+        {"model", graph.name},
         {"optimizer", std::string(OptimizerOf(tasks))},
         {"samples", std::to_string(executor.samples())},
         {"seed", std::to_string(seed)},
@@ -775,56 +308,19 @@ Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
     if (tiled) write(whole);
   }
   if (writer && saved && *saved) {
+    // The disk may be full as late as this.
+    if (auto flushed = writer->Flush(); !flushed) saved = flushed.error();
+  }
+  if (!saved) saved = NotWritten(saved.error(), executor.step());
+  // Ranks that have given up meanwhile return an error: nothing is replaced.
+  TESSERA_TRY(const bool whole,
+              Announce(saved, path, {executor.device(), all}));
+  if (!whole) return false;
+  if (writer) {
     saved = PutInPlace(*writer, path, executor.step(), keep);
+    if (!saved) saved = NotWritten(saved.error(), executor.step());
   }
   return Announce(saved, path, {executor.device(), all});
-}
-
-Result<void> CheckHasNoWeights(const std::string& folder) {
-  std::error_code code;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
-    const std::string name = entry.path().filename();
-    // Of a run that was killed there may be "….tmp.HOST.PID.N" (AtomicFile).
-    if (name.starts_with("model") &&
-        name.find(".safetensors") != std::string::npos &&
-        name.find(".tmp.") == std::string::npos) {
-      return InvalidInput("has weights already: " + name, folder);
-    }
-  }
-  return {};
-}
-
-Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
-                         RankExecutor& executor, Communicator& all) {
-  const std::vector<PublishedTensor> tensors =
-      PublishedTensors(files.layout, graph);
-  WeightCollector collector(tensors, graph, executor, all);
-  // Rank 0 keeps receiving where it writes no more, since its peers keep
-  // sending.
-  std::optional<WeightWriter> writer;
-  Result<bool> saved = true;
-  if (all.rank() == 0) {
-    writer.emplace(files, tensors);
-    if (auto made = writer->MakeFolder(); !made) saved = made.error();
-  }
-  for (const PublishedTensor& tensor : tensors) {
-    TESSERA_TRY(const bool stops,
-                AnyStops(files.stop, {executor.device(), all}));
-    if (stops) {
-      writer.reset();
-      TESSERA_RETURN_IF_ERROR(executor.world().Flush());
-      return Error{ErrorCode::kInterrupted,
-                   "interrupted before all weights were written", files.folder};
-    }
-    TESSERA_TRY(const std::vector<float> elements, collector.Collect(tensor));
-    if (writer && saved && *saved) saved = writer->Write(elements);
-  }
-  if (writer && saved && *saved) {
-    if (auto written = writer->Commit(); !written) saved = written.error();
-  }
-  // All is there, or nothing, when the others learn of it.
-  writer.reset();
-  return Announce(saved, files.folder, {executor.device(), all});
 }
 
 Result<void> LoadCheckpoint(const std::string& path,

@@ -6,7 +6,8 @@
 // (of what is no matrix "optimizer.v.NAME"), and in the metadata "step",
 // "samples" (how many the run has taken: the state of sampling), "seed",
 // "optimizer", "rounding" ("stochastic", or none), and of the graph
-// "global_batch", "seq_len", "dtype" and "graph" (its fingerprint). Of 16-bit
+// "model" (its name), "global_batch", "seq_len", "dtype" and "graph" (its
+// fingerprint). Of 16-bit
 // weights the file holds the fp32 masters, of which the parameters are made
 // when they are loaded; of fp16 runs the state of the loss scale, too
 // ("optimizer.loss_scale"). Any plan's run can load what any other plan's run
@@ -14,7 +15,6 @@
 // bit. The file has checksums (runtime/safetensors.h), of which a rank checks
 // those of what it reads; files that have none are loaded as they are.
 
-#include <atomic>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -29,11 +29,12 @@
 namespace tessera {
 
 // Called by all ranks, which are those of `all`, between steps. Rank 0 gathers
-// the tensors one by one and writes the file beside `path`, then renames it; on
-// an error, which all ranks return, `path` is as it was. So it is where a
-// number to be saved is not finite: then all return false. Of the checkpoints
-// that were at `path` before, `keep` - 1 stay beside it
-// (runtime/older_checkpoints.h).
+// the tensors one by one and writes the file beside `path`; where all ranks
+// have learnt that it is whole and on the disk, it is renamed. On an error,
+// which names the step and all ranks return, `path` is as it was, unless a rank
+// is lost in the moment of the renaming. So it is where a number to be saved is
+// not finite: then all return false. Of the checkpoints that were at `path`
+// before, `keep` - 1 stay beside it (runtime/older_checkpoints.h).
 Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
                             uint64_t seed, RankExecutor& executor,
                             Communicator& all, int keep = 1);
@@ -62,6 +63,7 @@ struct SavedRun {
   std::optional<int64_t> samples;
   std::optional<uint64_t> seed;  // with which it goes on
   std::string optimizer;         // its name; or empty
+  std::string model;             // its name; or empty
   std::string graph;             // the fingerprint; or empty
   std::optional<int64_t> global_batch;
   std::optional<int64_t> seq_len;
@@ -79,28 +81,5 @@ Result<std::optional<SavedRun>> SavedRunOf(const std::string& path);
 // a vocabulary. Checkpoints that do not say are any optimizer's.
 Result<void> CheckCheckpoint(const SavedRun& run, const std::string& path,
                              std::string_view optimizer, const Graph& graph);
-
-struct WeightFiles {
-  std::string folder;
-  PublishedLayout layout;
-  DType dtype = DType::kFloat32;
-  // What a file has at most, unless one tensor has more.
-  Bytes file_bytes = {5'000'000'000};
-  // Unless null: once true on any rank, nothing is left and all return
-  // kInterrupted.
-  const std::atomic<bool>* stop = nullptr;
-};
-
-// That no weights are in a folder, if there is one.
-Result<void> CheckHasNoWeights(const std::string& folder);
-
-// Writes the weights as the layout has them into a folder, which is made where
-// there is none: "model.safetensors", or "model-00001-of-00003.safetensors", …
-// and their index, which comes last. Called by all ranks, as SaveCheckpoint;
-// where there are weights already (at the end, too: two runs may write at
-// once), a file cannot be written, or a weight is not finite in the files'
-// type, nothing of this is left, and all return the error, or false.
-Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
-                         RankExecutor& executor, Communicator& all);
 
 }  // namespace tessera

@@ -151,24 +151,19 @@ class FactoredLists {
 
 }  // namespace
 
-Result<RankExecutor::Call> RankExecutor::MakeCall(
-    const RankDevice& device, std::string_view kernel,
-    std::vector<ValueId> reads, std::vector<ValueId> writes) const {
-  Call call;
+Result<TaskCall> RankExecutor::MakeCall(const RankDevice& device,
+                                        std::string_view kernel,
+                                        std::vector<ValueId> reads,
+                                        std::vector<ValueId> writes) const {
+  TaskCall call;
   TESSERA_TRY(call.kernel, device.FindKernel(kernel));
   for (ValueId read : reads) {
-    call.operands.push_back(read.valid() ? local(read) : LocalTensor());
+    call.operands.push_back(read.valid() ? view_.local(read) : LocalTensor());
   }
-  for (ValueId written : writes) call.results.push_back(local(written));
+  for (ValueId written : writes) call.results.push_back(view_.local(written));
   call.reads = std::move(reads);
   call.writes = std::move(writes);
   return call;
-}
-
-bool RankExecutor::IsAlone(ValueId id) const {
-  const Value& value = tasks_.value(id);
-  const DeviceGroup& group = tasks_.group(value.group);
-  return group.Size(value.layout.replicated(group)) == 1;
 }
 
 bool RankExecutor::ReadsPositions(const std::vector<ValueId>& values) const {
@@ -191,11 +186,14 @@ class RankExecutor::ListCalls {
   // Adds the calls of a task to its work.
   using Maker = Result<void> (ListCalls::*)();
 
-  ListCalls(RankExecutor& executor, const Task& task, Work& work)
+  ListCalls(RankExecutor& executor, const Task& task, KernelFacts& facts,
+            TaskWork& work)
       : executor_(executor),
+        view_(executor.view_),
         tasks_(executor.tasks_),
         graph_(executor.graph_),
         task_(task),
+        facts_(facts),
         work_(work),
         device_(executor.DeviceOf(task)) {}
 
@@ -219,9 +217,9 @@ class RankExecutor::ListCalls {
 
  private:
   // The call is valid until the next one is added.
-  Result<Call*> Add(std::vector<ValueId> reads, std::vector<ValueId> writes,
-                    bool weight_decay = false) {
-    TESSERA_TRY(Call call,
+  Result<TaskCall*> Add(std::vector<ValueId> reads, std::vector<ValueId> writes,
+                        bool weight_decay = false) {
+    TESSERA_TRY(TaskCall call,
                 executor_.MakeCall(device_, task_.kernel, std::move(reads),
                                    std::move(writes)));
     call.attributes = OptimizerAttributes(executor_.options_, weight_decay);
@@ -244,21 +242,21 @@ class RankExecutor::ListCalls {
   Result<void> StochasticCasts() {
     for (size_t i = 0; i < task_.reads.size(); ++i) {
       const ValueId written = task_.writes[i];
-      if (executor_.IsAbsent(written)) continue;
-      TESSERA_TRY(Call* const call, Add({task_.reads[i]}, {written}));
-      call->results[0] = executor_.InWeight(written, call->run);
+      if (view_.IsAbsent(written)) continue;
+      TESSERA_TRY(TaskCall* const call, Add({task_.reads[i]}, {written}));
+      call->results[0] = view_.InWeight(written, call->run);
       call->attributes = executor_.RoundingAttributes(written);
     }
     return {};
   }
 
   Result<void> RunningAverages() {
-    std::vector<double>& momenta = executor_.running_momenta_;
+    std::vector<double>& momenta = facts_.running_momenta;
     if (momenta.empty()) momenta = RunningMomenta(graph_);
     for (size_t i = 0; i < task_.writes.size(); ++i) {
       const ValueId written = task_.writes[i];
-      if (executor_.IsAbsent(written)) continue;
-      TESSERA_TRY(Call* const call, Add({task_.reads[i]}, {written}));
+      if (view_.IsAbsent(written)) continue;
+      TESSERA_TRY(TaskCall* const call, Add({task_.reads[i]}, {written}));
       const double kept = 1 - momenta[tasks_.value(written).tensor.index()];
       call->attributes = {{"rate", 1 - std::pow(kept, tasks_.microbatches)}};
     }
@@ -277,10 +275,10 @@ class RankExecutor::ListCalls {
       bool first = true;
       for (ValueId read : task_.reads) {
         if (tasks_.value(read).tensor != tasks_.value(sum).tensor ||
-            executor_.IsAbsent(read)) {
+            view_.IsAbsent(read)) {
           continue;
         }
-        TESSERA_TRY(Call* const call, Add({read}, {sum}));
+        TESSERA_TRY(TaskCall* const call, Add({read}, {sum}));
         call->accumulate = !std::exchange(first, false);
       }
     }
@@ -293,10 +291,10 @@ class RankExecutor::ListCalls {
     const DeviceGroup& group = tasks_.group(task_.group);
     for (size_t i = 0; i < task_.reads.size(); ++i) {
       const AxisSet mask = task_.masks.empty() ? 0 : task_.masks[i];
-      if (group.Coordinate(executor_.position(task_.group), mask) != 0) {
+      if (group.Coordinate(view_.position(task_.group), mask) != 0) {
         continue;
       }
-      TESSERA_TRY(Call* const call, Add({task_.reads[i]}, task_.writes));
+      TESSERA_TRY(TaskCall* const call, Add({task_.reads[i]}, task_.writes));
       call->accumulate = true;
     }
     return {};
@@ -318,17 +316,18 @@ class RankExecutor::ListCalls {
     for (size_t w = 0; w < weights; ++w) {
       const auto written =
           task_.writes.begin() + static_cast<int64_t>(w * per_weight);
-      if (executor_.IsAbsent(*written)) continue;
+      if (view_.IsAbsent(*written)) continue;
       const TensorId weight = tasks_.value(*written).tensor;
       std::vector<ValueId> reads = {task_.reads[w]};
       reads.insert(reads.end(), scalars.begin(), scalars.end());
-      TESSERA_TRY(Call* const call,
+      TESSERA_TRY(TaskCall* const call,
                   Add(std::move(reads),
                       {written, written + static_cast<int64_t>(per_weight)},
                       graph_.tensor(weight).weight_decay &&
                           OptimizerNamed(task_.kernel).decays));
       if (!scalars[0].valid()) {
-        TESSERA_TRY(call->operands[1].data, executor_.One(device_));
+        TESSERA_TRY(call->operands[1].data,
+                    executor_.buffers_.One(device_, ScalarType(graph_)));
         call->operands[1].dtype = ScalarType(graph_);
       }
     }
@@ -336,46 +335,48 @@ class RankExecutor::ListCalls {
   }
 
   RankExecutor& executor_;
+  const RankView& view_;
   const TaskGraph& tasks_;
   const Graph& graph_;
   const Task& task_;
-  Work& work_;
+  KernelFacts& facts_;
+  TaskWork& work_;
   RankDevice& device_;
 };
 
 // A kernel of a graph's node, or one without a node that works alike ("sum").
-Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
+Result<void> RankExecutor::PrepareCompute(const Task& task, KernelFacts& facts,
+                                          TaskWork& work) {
   if (const ListCalls::Maker make = ListCalls::MakerOf(task.kernel)) {
-    ListCalls calls(*this, task, work);
+    ListCalls calls(*this, task, facts, work);
     TESSERA_RETURN_IF_ERROR((calls.*make)());
     PlanLaunches(work);
     return {};
   }
   if (const FactoredKernel* kernel = FindFactoredKernel(task.kernel)) {
-    return PrepareFactoredKernel(task, *kernel, work);
+    return PrepareFactoredKernel(task, *kernel, facts, work);
   }
-  const int here = position(task.group);
+  const int here = view_.position(task.group);
   const DeviceGroup& group = tasks_.group(task.group);
-  TESSERA_TRY(Call call,
+  TESSERA_TRY(TaskCall call,
               MakeCall(DeviceOf(task), task.kernel, task.reads, task.writes));
   for (size_t i = 0; i < task.masks.size(); ++i) {
     if (group.Coordinate(here, task.masks[i]) == 0) continue;
     call.reads[i] = ValueId();
-    call.operands[i].data = nullptr;
   }
   if (task.node.valid()) {
     call.rule = &graph_.node(task.node).rule;
     call.attributes = graph_.node(task.node).attributes;
   }
-  if (task.kernel == "dropout" && weights_ != nullptr) {
+  if (task.kernel == "dropout" && lender_ != nullptr) {
     SetAttribute(call.attributes, "probability", 0);
   }
-  if (task.kernel.starts_with("tracked_") && weights_ != nullptr) {
+  if (task.kernel.starts_with("tracked_") && lender_ != nullptr) {
     SetAttribute(call.attributes, "momentum", -1);  // norms by the averages
   }
   call.reads_positions = ReadsPositions(call.reads);
   call.alone = std::ranges::all_of(
-      task.writes, [this](ValueId value) { return IsAlone(value); });
+      task.writes, [this](ValueId value) { return view_.IsAlone(value); });
   call.accumulate = task.accumulate;
   if (call.accumulate && !call.kernel->accumulates) {
     return InvalidInput("kernel '" + std::string(task.kernel) +
@@ -385,30 +386,16 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   return {};
 }
 
-void RankExecutor::PlanLaunches(Work& work) {
-  std::vector<ListedCall> listed;
-  for (const Call& call : work.calls) {
-    ListedCall& one = listed.emplace_back();
-    one.kernel = call.kernel;
-    for (const auto* tensors : {&call.operands, &call.results}) {
-      for (const LocalTensor& tensor : *tensors) {
-        one.dtypes.push_back(tensor.dtype);
-      }
-    }
-    one.shared.assign(call.reads.begin() + 1, call.reads.end());
-  }
-  work.launches = LaunchSizes(listed);
-}
-
 Result<void> RankExecutor::PrepareFactoredKernel(const Task& task,
                                                  const FactoredKernel& kernel,
-                                                 Work& work) {
+                                                 KernelFacts& facts,
+                                                 TaskWork& work) {
   RankDevice& device = DeviceOf(task);
-  if (matrix_forms_.empty()) {
+  if (facts.matrix_forms.empty()) {
     const std::vector<TensorId> weights = Weights(graph_);
     const auto forms = MatrixForms(graph_);
     for (size_t w = 0; w < weights.size(); ++w) {
-      matrix_forms_.emplace(weights[w], forms[w]);
+      facts.matrix_forms.emplace(weights[w], forms[w]);
     }
   }
   const FactoredLists lists(tasks_, task, kernel);
@@ -416,24 +403,25 @@ Result<void> RankExecutor::PrepareFactoredKernel(const Task& task,
   std::set<TensorId> begun;
   for (size_t i = 0; i < lists.calls(); ++i) {
     const std::vector<ValueId> results = lists.WritesOf(i);
-    if (IsAbsent(results[0])) continue;
+    if (view_.IsAbsent(results[0])) continue;
     const std::vector<ValueId> operands = lists.ReadsOf(i);
-    TESSERA_TRY(Call call, MakeCall(device, task.kernel, operands, results));
+    TESSERA_TRY(TaskCall call,
+                MakeCall(device, task.kernel, operands, results));
     const TensorId id = lists.WeightOf(i);
     const Tensor& weight = graph_.tensor(id);
     call.attributes = FactoredAttributes(options_, weight.weight_decay,
                                          tasks_.value(results[0]).dtype);
     call.accumulate = !begun.insert(id).second;
-    if (kernel.piece_reads > 0) call.run = placement(operands[0]).run;
+    if (kernel.piece_reads > 0) call.run = view_.placement(operands[0]).run;
     // Dimensions of a matrix are brought together.
-    const auto& form = matrix_forms_.at(id);
+    const auto& form = facts.matrix_forms.at(id);
     const auto regroup = [&](const std::vector<ValueId>& ids,
                              std::vector<LocalTensor>& tensors) {
       for (size_t k = 0; k < ids.size(); ++k) {
         if (!ids[k].valid() || !tasks_.value(ids[k]).tensor.valid()) continue;
         const size_t dims = tasks_.value(ids[k]).shape.size();
         tensors[k] =
-            Regrouped(ids[k], GroupsOf(form, weight.shape.size(), dims));
+            view_.Regrouped(ids[k], GroupsOf(form, weight.shape.size(), dims));
       }
     };
     regroup(operands, call.operands);
@@ -445,70 +433,13 @@ Result<void> RankExecutor::PrepareFactoredKernel(const Task& task,
       whole = whole / weight.shape[0] * rows->second;
     }
     if (!operands.back().valid()) {
-      TESSERA_TRY(call.operands.back().data, One(device));
+      TESSERA_TRY(call.operands.back().data,
+                  buffers_.One(device, ScalarType(graph_)));
       call.operands.back().dtype = ScalarType(graph_);
     }
     work.calls.push_back(std::move(call));
   }
   return {};
-}
-
-Result<void*> RankExecutor::One(RankDevice& device) {
-  for (const auto& [other, data] : ones_) {
-    if (other == &device) return data;
-  }
-  const Bytes size{SizeOf(ScalarType(graph_))};
-  TESSERA_TRY(void* const data,
-              device.Allocate(size, MemoryCategory::kWorkspace));
-  ones_.emplace_back(&device, data);
-  if (ScalarType(graph_) == DType::kFloat64) {
-    const double one = 1;
-    device.Write(data, &one, size);
-  } else {
-    const float one = 1;
-    device.Write(data, &one, size);
-  }
-  return data;
-}
-
-LocalTensor RankExecutor::Regrouped(ValueId id,
-                                    const std::vector<size_t>& groups) const {
-  const Value& value = tasks_.value(id);
-  const Box block = placement(id).block;
-  Layout all = value.layout;
-  all.tile = {};
-  const Box kept = BlockAt(all, tasks_.group(value.group), value.shape,
-                           position(value.group));
-  LocalTensor tensor;
-  tensor.data = data(id);
-  tensor.dtype = value.dtype;
-  size_t d = 0;
-  for (const size_t dims : groups) {
-    int64_t extent = 1;
-    int64_t offset = 0;
-    int64_t whole = 1;
-    for (const size_t end = d + dims; d < end; ++d) {
-      // Together they are a run of indices.
-      TESSERA_CHECK(extent == 1 || block[d].size() == kept[d].size())
-          << "an inner dimension in tiles";
-      offset = offset * kept[d].size() + block[d].begin - kept[d].begin;
-      extent *= block[d].size();
-      whole *= value.shape[d];
-    }
-    tensor.shape.push_back(extent);
-    tensor.offset.push_back(offset);
-    tensor.global_shape.push_back(whole);
-  }
-  TESSERA_CHECK(d == value.shape.size()) << value.what;
-  return tensor;
-}
-
-LocalTensor RankExecutor::InWeight(ValueId id,
-                                   std::optional<Range>& run) const {
-  const Value& value = tasks_.value(id);
-  const Placement here = placement(id);
-  if (value.layout.flat != 0) run = here.run;
-  return BlockOf(value, here);
 }
 
 std::vector<Attribute> RankExecutor::RoundingAttributes(ValueId id) const {
@@ -527,7 +458,7 @@ std::vector<std::byte> RankExecutor::RoundedMasters(ValueId parameter,
   from.data = masters.data();
   from.shape = {std::ssize(masters)};
   KernelCall call;
-  LocalTensor to = InWeight(parameter, call.run);
+  LocalTensor to = view_.InWeight(parameter, call.run);
   to.data = rounded.data();
   const std::vector<Attribute> attributes = RoundingAttributes(parameter);
   call.operands = {&from, 1};
@@ -542,8 +473,8 @@ std::vector<std::byte> RankExecutor::RoundedMasters(ValueId parameter,
 
 void RankExecutor::set_learning_rate(double rate) {
   learning_rate_ = rate;
-  for (Work& work : work_) {
-    for (Call& call : work.calls) SetAttribute(call.attributes, "lr", rate);
+  for (TaskWork& work : work_) {
+    for (TaskCall& call : work.calls) SetAttribute(call.attributes, "lr", rate);
   }
 }
 

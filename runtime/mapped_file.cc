@@ -3,11 +3,11 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
 
+#include "planner/base/file_descriptor.h"
 #include "planner/base/system_error.h"
 
 namespace tessera {
@@ -33,20 +33,19 @@ MappedFile::~MappedFile() {
 
 Result<MappedFile> MappedFile::Open(const std::string& path) {
   // A pipe without a writer would be waited for.
-  const int file = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (file < 0) return SystemError("cannot open", path, errno);
+  const FileDescriptor file(
+      ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!file.is_open()) return SystemError("cannot open", path, errno);
   struct stat status = {};
   const bool is_regular =
-      ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+      ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode);
   const auto size = static_cast<size_t>(status.st_size);
   void* mapping = nullptr;
   if (is_regular && size > 0) {
-    mapping = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+    mapping = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   }
-  const int error = errno;
-  ::close(file);
   if (!is_regular) return InvalidInput("not a regular file", path);
-  if (mapping == MAP_FAILED) return SystemError("cannot map", path, error);
+  if (mapping == MAP_FAILED) return SystemError("cannot map", path, errno);
   MappedFile opened;
   opened.path_ = path;
   opened.device_ = status.st_dev;

@@ -1,6 +1,5 @@
 #include "runtime/older_checkpoints.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <filesystem>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <string_view>
 
 #include "planner/base/file.h"
@@ -24,32 +24,43 @@ std::string OlderName(const std::string& target, int64_t step) {
   return target + std::string(kStep) + std::to_string(step);
 }
 
-std::string FolderOf(const std::string& file) {
-  const std::filesystem::path folder =
-      std::filesystem::path(file).parent_path();
-  return folder.empty() ? "." : folder.string();
+// The step of the older name of `target` that a file in its folder has.
+std::optional<int64_t> StepOf(const std::string& target,
+                              const std::string& name) {
+  const std::string prefix =
+      std::filesystem::path(target).filename().string() + std::string(kStep);
+  if (!name.starts_with(prefix)) return std::nullopt;
+  const auto step =
+      ParseWhole<int64_t>(std::string_view(name).substr(prefix.size()));
+  if (step && *step >= 0 && OlderName(target, *step).ends_with(name)) {
+    return step;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
 
 std::map<int64_t, std::string> OlderCheckpoints(const std::string& path) {
   const std::string target = ResolveLinks(path);
-  const std::string prefix =
-      std::filesystem::path(target).filename().string() + std::string(kStep);
   std::map<int64_t, std::string> older;
   std::error_code code;
-  std::filesystem::directory_iterator entry(FolderOf(target), code);
+  std::filesystem::directory_iterator entry(DirectoryOf(target), code);
   const std::filesystem::directory_iterator end;
   for (; !code && entry != end; entry.increment(code)) {
-    const std::string name = entry->path().filename();
-    if (!name.starts_with(prefix)) continue;
-    const auto step =
-        ParseWhole<int64_t>(std::string_view(name).substr(prefix.size()));
-    if (step && *step >= 0 && OlderName(target, *step).ends_with(name)) {
+    if (const auto step = StepOf(target, entry->path().filename())) {
       older[*step] = OlderName(target, *step);
     }
   }
   return older;
+}
+
+bool IsNameOfOlder(const std::string& path, const std::string& name) {
+  const std::string target = ResolveLinks(path);
+  const std::filesystem::path file = ResolveLinks(name);
+  if (!StepOf(target, file.filename())) return false;
+  std::error_code code;
+  return std::filesystem::equivalent(DirectoryOf(target), DirectoryOf(file),
+                                     code);
 }
 
 Result<void> KeepAsOlder(const std::string& path, int64_t step) {
@@ -67,12 +78,7 @@ Result<void> KeepAsOlder(const std::string& path, int64_t step) {
   if (error != 0) {
     return SystemError("cannot keep the checkpoint before", older, error);
   }
-  // Not all file systems sync directories.
-  const int folder =
-      ::open(FolderOf(target).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return {};
-  ::fsync(folder);
-  ::close(folder);
+  SyncDirectoryOf(target);
   return {};
 }
 

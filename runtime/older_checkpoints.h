@@ -16,6 +16,9 @@ namespace tessera {
 // By step. None where the folder cannot be read.
 std::map<int64_t, std::string> OlderCheckpoints(const std::string& path);
 
+// Whether `name` is that of one, whether or not it is there.
+bool IsNameOfOlder(const std::string& path, const std::string& name);
+
 // Gives the file at `path`, of `step`, its older name too, which is on the disk
 // on return: then it may be replaced.
 Result<void> KeepAsOlder(const std::string& path, int64_t step);

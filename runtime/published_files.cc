@@ -19,8 +19,23 @@ namespace tessera {
 namespace {
 
 // Where a family's output head is its own.
-constexpr std::array<std::string_view, 2> kHeads = {"lm_head.weight",
-                                                    "embed_out.weight"};
+constexpr std::array<std::string_view, 3> kHeads = {
+    "lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight"};
+
+// What else files have beside weights, by how names end: masks, counts, tables
+// and biases that are tied to others, and one that nothing reads (T5's).
+constexpr std::array<std::string_view, 11> kNoWeights = {
+    ".attn.bias",
+    ".attention.bias",
+    ".masked_bias",
+    ".inv_freq",
+    ".position_ids",
+    ".num_batches_tracked",
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+    ".EncDecAttention.relative_attention_bias.weight",
+    "cls.predictions.bias",
+    "cls.predictions.decoder.bias"};
 
 constexpr std::string_view kFile = "model.safetensors";
 constexpr std::string_view kIndex = "model.safetensors.index.json";
@@ -109,9 +124,10 @@ std::vector<PublishedPiece> WithPadding(std::vector<PublishedPiece> pieces,
 
 std::vector<PublishedPiece> UnpaddedPieces(const PublishedLayout& layout,
                                            const Graph& graph,
-                                           const Tensor& weight) {
+                                           const Tensor& weight,
+                                           PublishedExperts experts) {
   if (HasPublishedWeights(layout.family)) {
-    return PublishedPieces(layout.family, graph, weight);
+    return PublishedPieces(layout.family, graph, weight, experts);
   }
   if (layout.onnx) {
     const auto pieces = layout.pieces.find(weight.name);
@@ -130,8 +146,10 @@ std::vector<PublishedPiece> UnpaddedPieces(const PublishedLayout& layout,
 // piece of no tensor: no file has them, and they are 0.
 std::vector<PublishedPiece> PiecesInFiles(
     const PublishedLayout& layout, const Graph& graph,
-    const std::map<TensorId, int64_t>& padded, const Tensor& weight) {
-  std::vector<PublishedPiece> pieces = UnpaddedPieces(layout, graph, weight);
+    const std::map<TensorId, int64_t>& padded, const Tensor& weight,
+    PublishedExperts experts) {
+  std::vector<PublishedPiece> pieces =
+      UnpaddedPieces(layout, graph, weight, experts);
   for (const auto& [table, rows] : padded) {
     if (&graph.tensor(table) != &weight) continue;
     return WithPadding(std::move(pieces), weight, rows);
@@ -183,6 +201,7 @@ Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
       opened.file_of_.emplace(std::move(name), 0);
     }
     opened.files_.push_back(std::move(one));
+    opened.ReadForm();
     TESSERA_RETURN_IF_ERROR(opened.CheckAllAreUsed());
     return opened;
   }
@@ -206,6 +225,7 @@ Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
     return InvalidInput("names no files: expected an object of tensors' files",
                         file.string() + ": weight_map");
   }
+  opened.ReadForm();
   TESSERA_RETURN_IF_ERROR(opened.CheckAllAreUsed());
   return opened;
 }
@@ -216,9 +236,17 @@ std::optional<std::string> PublishedFiles::NameOf(
     return onnx_->Has(tensor) ? std::optional(tensor) : std::nullopt;
   }
   const std::string prefix(PublishedPrefix(layout_->family));
-  std::vector<std::string> names = {tensor, prefix + tensor};
-  if (!prefix.empty() && tensor.starts_with(prefix)) {
-    names.push_back(tensor.substr(prefix.size()));
+  std::vector<std::string> names;
+  const auto with_and_without = [&](const std::string& name) {
+    names.insert(names.end(), {name, prefix + name});
+    if (!prefix.empty() && name.starts_with(prefix)) {
+      names.push_back(name.substr(prefix.size()));
+    }
+  };
+  with_and_without(tensor);
+  if (std::string other = OtherPublishedName(layout_->family, tensor);
+      other != tensor) {
+    with_and_without(other);
   }
   for (std::string& name : names) {
     if (file_of_.contains(name)) return std::move(name);
@@ -239,7 +267,8 @@ std::string PublishedFiles::HeadThatDiffers() const {
     }
   }
   if (tied == nullptr) return "";
-  const auto pieces = PiecesInFiles(*layout_, *graph_, padded_, *tied);
+  const auto pieces =
+      PiecesInFiles(*layout_, *graph_, padded_, *tied, experts_);
   const auto table = NameOf(pieces[0].tensor);
   const bool is_one = pieces.size() == 1 || pieces[1].tensor.empty();
   if (!is_one || !table) return "";
@@ -266,24 +295,68 @@ std::string PublishedFiles::HeadThatDiffers() const {
   return "";
 }
 
-Result<void> PublishedFiles::CheckAllAreUsed() const {
+void PublishedFiles::ReadForm() {
+  const bool fused = std::ranges::any_of(file_of_, [](const auto& tensor) {
+    return tensor.first.ends_with(".experts.gate_up_proj");
+  });
+  if (fused) experts_ = PublishedExperts::kFused;
+}
+
+std::string_view PublishedFiles::PartOf(const std::string& tensor) const {
+  // A layer of DeepSeek-V3 that predicts a further token has these.
+  constexpr std::string_view kLayers = "model.layers.";
+  if (layout_->family == "deepseek_v3" && tensor.starts_with(kLayers)) {
+    const size_t end = tensor.find('.', kLayers.size());
+    if (file_of_.contains(tensor.substr(0, end) + ".eh_proj.weight")) {
+      return "layers that predict further tokens";
+    }
+  }
+  return PartLeftOut(layout_->family, *graph_, tensor);
+}
+
+bool PublishedFiles::IsZero(const std::string& tensor) const {
+  const auto view = files_[file_of_.find(tensor)->second].View(tensor);
+  if (!view) return false;
+  const auto bytes = ElementsOf(WholeBox(view->shape)) * SizeOf(view->dtype);
+  return std::all_of(view->data, view->data + bytes,
+                     [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+Result<void> PublishedFiles::CheckAllAreUsed() {
   if (!HasPublishedWeights(layout_->family)) return {};
   std::set<std::string> used;
-  for (const PublishedTensor& tensor : PublishedTensors(*layout_, *graph_)) {
-    if (auto name = NameOf(tensor.name)) used.insert(*std::move(name));
+  std::set<std::string> zeros;  // where they are as in what is exported
+  for (const auto& tensor : PublishedTensors(*layout_, *graph_, experts_)) {
+    auto name = NameOf(tensor.name);
+    if (name) (tensor.parts.empty() ? zeros : used).insert(*std::move(name));
   }
-  std::vector<std::string_view> no_weights = {".attn.bias", ".attention.bias",
-                                              ".masked_bias", ".inv_freq"};
-  no_weights.insert(no_weights.end(), kHeads.begin(), kHeads.end());
+  struct Part {
+    std::string first;
+    int64_t count = 0;
+  };
+  std::map<std::string_view, Part> parts;
   std::string first;
   size_t count = 0;
   for (const auto& [name, file] : file_of_) {
-    const bool expected =
-        used.contains(name) ||
-        std::ranges::any_of(no_weights, [&](std::string_view ending) {
-          return name.ends_with(ending);
-        });
-    if (!expected && count++ == 0) first = name;
+    const auto ends = [&, &name = name](std::string_view ending) {
+      return name.ends_with(ending);
+    };
+    if (used.contains(name) || (zeros.contains(name) && IsZero(name))) continue;
+    if (const std::string_view of = PartOf(name); !of.empty()) {
+      Part& part = parts[of];
+      if (part.count++ == 0) part.first = name;
+    } else if (!std::ranges::any_of(kNoWeights, ends) &&
+               !std::ranges::any_of(kHeads, ends) && count++ == 0) {
+      first = name;
+    }
+  }
+  for (const auto& [of, part] : parts) {
+    passed_over_.push_back(std::to_string(part.count) +
+                           (part.count == 1 ? " tensor of " : " tensors of ") +
+                           std::string(of) +
+                           (part.count == 1 ? " is passed over: '"
+                                            : " are passed over, such as '") +
+                           part.first + "'");
   }
   if (count == 0) return {};
   return InvalidInput(
@@ -315,7 +388,7 @@ Result<TensorView> PublishedFiles::Find(const PublishedPiece& piece) const {
 Result<std::vector<float>> PublishedFiles::Read(const Tensor& weight,
                                                 const Placement& here) const {
   const std::vector<PublishedPiece> pieces =
-      PiecesInFiles(*layout_, *graph_, padded_, weight);
+      PiecesInFiles(*layout_, *graph_, padded_, weight, experts_);
   std::map<const PublishedPiece*, TensorView> views;
   std::vector<float> elements(static_cast<size_t>(here.elements()));
   float* to = elements.data();
@@ -377,12 +450,14 @@ Result<std::vector<float>> PublishedFiles::Read(const Tensor& weight,
 }
 
 std::vector<PublishedTensor> PublishedTensors(const PublishedLayout& layout,
-                                              const Graph& graph) {
+                                              const Graph& graph,
+                                              PublishedExperts experts) {
   const std::map<TensorId, int64_t> padded = PaddedWeights(graph);
   std::map<std::string, PublishedTensor> tensors;
   for (const Tensor& weight : graph.tensors) {
     if (weight.kind != TensorKind::kWeight) continue;
-    for (PublishedPiece& piece : PiecesInFiles(layout, graph, padded, weight)) {
+    for (PublishedPiece& piece :
+         PiecesInFiles(layout, graph, padded, weight, experts)) {
       if (piece.tensor.empty()) continue;  // padding
       for (const PublishedPiece& other : piece.plus) {
         tensors[other.tensor].name = other.tensor;
@@ -393,6 +468,9 @@ std::vector<PublishedTensor> PublishedTensors(const PublishedLayout& layout,
       tensor.shape = piece.shape;
       tensor.parts.push_back({&weight, std::move(piece)});
     }
+  }
+  for (PublishedZeros& zeros : ZerosInFiles(layout.family, graph)) {
+    tensors[zeros.tensor] = {zeros.tensor, zeros.shape, {}};
   }
   std::vector<PublishedTensor> list;
   for (auto& [name, tensor] : tensors) list.push_back(std::move(tensor));

@@ -26,8 +26,9 @@ class PublishedFiles {
   // as Hugging Face does, or, of an ONNX model, an ONNX file, which must have
   // tensors of the same names and shapes. Errors name the file, and of a family
   // a tensor that no weight of the graph is made of: that of a layer that the
-  // model lacks. (Masks and the like, which are no weights, and a head that is
-  // tied are passed over.) `layout` and `graph` outlive the files.
+  // model lacks. (Masks and the like, which are no weights, a head that is tied
+  // and parts that the family's graph leaves out are passed over.) `layout` and
+  // `graph` outlive the files.
   static Result<PublishedFiles> Open(const std::string& path,
                                      const PublishedLayout& layout,
                                      const Graph& graph);
@@ -43,23 +44,36 @@ class PublishedFiles {
   // own, where they differ (which their beginnings tell); empty: none.
   std::string HeadThatDiffers() const;
 
+  // What is passed over of parts that the graph leaves out, a line for each:
+  // "12 tensors of the part that reads images are passed over, such as '…'".
+  const std::vector<std::string>& passed_over() const { return passed_over_; }
+
  private:
   PublishedFiles() = default;
   // The name that the files have for a tensor, if it is there.
   std::optional<std::string> NameOf(const std::string& tensor) const;
-  Result<void> CheckAllAreUsed() const;
+  // Sets passed_over_.
+  Result<void> CheckAllAreUsed();
+  // What a tensor that is no weight of the graph is of, if that may be.
+  std::string_view PartOf(const std::string& tensor) const;
+  bool IsZero(const std::string& tensor) const;
+  // Behind the last file: how they have experts.
+  void ReadForm();
   Result<TensorView> Find(const PublishedPiece& piece) const;
 
   std::string path_;
   const PublishedLayout* layout_ = nullptr;
   const Graph* graph_ = nullptr;
   std::map<TensorId, int64_t> padded_;  // PaddedWeights of the graph
+  PublishedExperts experts_ = PublishedExperts::kEach;
+  std::vector<std::string> passed_over_;
   std::optional<OnnxTensors> onnx_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, size_t, std::less<>> file_of_;  // by tensor
 };
 
-// A tensor to be published, and the parts of weights that it is made of.
+// A tensor to be published, and the parts of weights that it is made of: none
+// where it is zero.
 struct PublishedTensor {
   struct Part {
     const Tensor* weight = nullptr;
@@ -71,8 +85,9 @@ struct PublishedTensor {
 };
 
 // All tensors of a graph's weights, by name.
-std::vector<PublishedTensor> PublishedTensors(const PublishedLayout& layout,
-                                              const Graph& graph);
+std::vector<PublishedTensor> PublishedTensors(
+    const PublishedLayout& layout, const Graph& graph,
+    PublishedExperts experts = PublishedExperts::kEach);
 
 // An error where a tensor's elements are those of several weights, which once
 // trained differ: an ONNX file may have equal vectors once.

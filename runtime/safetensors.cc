@@ -137,9 +137,7 @@ Result<void> SafetensorsFile::ReadHeader() {
   uint64_t length = 0;
   std::memcpy(&length, mapping, kLengthBytes);
   if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
-    return InvalidInput("a header of " + std::to_string(length) +
-                            " bytes, expected a safetensors file",
-                        path_);
+    return InvalidInput("is no safetensors file", path_);
   }
   const int64_t data_start = kLengthBytes + static_cast<int64_t>(length);
   if (data_start > size) {

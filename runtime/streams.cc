@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "planner/base/check.h"
+#include "planner/base/start_thread.h"
 
 namespace tessera {
 namespace {
@@ -88,7 +89,13 @@ class StreamRun {
     for (size_t i = 0; i < std::min(others, idle_); ++i) wake_.notify_one();
     for (size_t i = idle_; i < others && workers_.size() + 1 < streams_.size();
          ++i) {
-      workers_.emplace_back([this] { Work(); });
+      auto worker = StartThread([this] { Work(); });
+      // A stream that waits for a peer may need another one to go on.
+      if (!worker) {
+        Fail(worker.error());
+        break;
+      }
+      workers_.push_back(*std::move(worker));
     }
     return taken;
   }

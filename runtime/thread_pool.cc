@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "planner/base/check.h"
+#include "planner/base/start_thread.h"
 #include "planner/base/threads.h"
 
 namespace tessera {
@@ -41,13 +42,15 @@ ThreadPool::ThreadPool(int threads) : threads_(threads) {
   if (threads == 1) return;
   shared_ = std::make_unique<Shared>();
   for (int i = 1; i < threads; ++i) {
-    shared_->workers.emplace_back([shared = shared_.get()] {
+    auto worker = StartThread([shared = shared_.get()] {
       std::unique_lock lock(shared->mutex);
       while (!shared->stop) {
         shared->Work(lock);
         shared->begun.wait(lock);
       }
     });
+    if (!worker) break;  // fewer do the same work
+    shared_->workers.push_back(*std::move(worker));
   }
 }
 

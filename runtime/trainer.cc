@@ -15,6 +15,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/comm/host_messages.h"
 #include "runtime/device/process_memory.h"
+#include "runtime/loss_scale.h"
 #include "runtime/product_choices.h"
 #include "runtime/train_state.h"
 
@@ -24,9 +25,11 @@ namespace {
 // Timelines of so many last steps are kept to find the median one.
 constexpr size_t kKeptTimelines = 65;
 
-// Messages at the end of a run. Tasks' messages are numbered by values, of
-// which there are fewer than 2^31.
-constexpr uint64_t kReportTag = uint64_t{1} << 40;
+// What a rank knows of the loss scale: all that know it know the same.
+struct ScaleOfRank {
+  LossScale state;
+  int64_t known = 0;
+};
 
 // What ranks tell each other after every step.
 struct Outcome {
@@ -35,9 +38,10 @@ struct Outcome {
   int64_t stop = 0;
   int64_t untold = 0;   // whether TrainingJob::progress has failed
   int64_t untuned = 0;  // products
+  ScaleOfRank scale;    // behind the step
 };
 
-// A rank's report to rank 0: this, then its spans.
+// A rank's report: this on all ranks, then its spans on rank 0.
 struct ReportHeader {
   MemoryUse memory;
   MemoryUse host_memory;
@@ -76,6 +80,18 @@ size_t MedianIndex(const std::vector<Duration>& times) {
   return *middle;
 }
 
+// This rank's state of the loss scale; none where it has none.
+ValueId ScaleValueOf(const RankExecutor& executor) {
+  const std::vector<Value>& values = executor.tasks().values;
+  for (size_t v = 0; v < values.size(); ++v) {
+    if (values[v].persistent && values[v].what == "loss scale" &&
+        executor.Holds(ValueId(v))) {
+      return ValueId(v);
+    }
+  }
+  return ValueId();
+}
+
 class Trainer {
  public:
   Trainer(const TrainingJob& job, RankExecutor& executor, Communicator& all,
@@ -85,6 +101,7 @@ class Trainer {
         all_(all),
         messages_(executor.device(), all),
         tuner_(job.tune ? job.device->product_tuner() : nullptr),
+        scale_value_(ScaleValueOf(executor)),
         resident_before_(resident_before) {
     if (job.learning_rate) {
       learning_rate_ = *job.learning_rate;
@@ -101,6 +118,7 @@ class Trainer {
       const bool due =
           job_.save_every > 0 && executor_.step() % job_.save_every == 0;
       if (!job_.save_path.empty() && (last || due)) {
+        Begin("saving of the checkpoint");
         TESSERA_TRY(const bool finite,
                     SaveCheckpoint(job_.save_path, *job_.graph, job_.seed,
                                    executor_, all_, job_.keep_checkpoints));
@@ -108,6 +126,7 @@ class Trainer {
       }
     }
     if (!job_.export_folder.empty()) {
+      Begin("export of weights");
       TESSERA_TRY(summary_.exported,
                   SaveWeights({job_.export_folder, job_.layout,
                                job_.graph->dtype, job_.export_file_bytes,
@@ -119,16 +138,23 @@ class Trainer {
   }
 
  private:
+  // Of what is no task of a step.
+  void Begin(std::string_view what) { executor_.world().SetCurrentTask(what); }
+
   Result<void> Start() {
     StartUp start;
     start.stop = job_.stop;
     if (all_.rank() == 0) start.progress = job_.starting;
+    Begin(job_.load_path.empty() ? "setting of the first weights"
+                                 : "loading of the checkpoint");
     const auto begun =
         job_.load_path.empty()
             ? InitialiseState(*job_.graph, job_.seed, executor_, start)
             : LoadCheckpoint(job_.load_path, job_.layout, *job_.graph,
                              executor_, start);
     if (!begun && begun.error().code != ErrorCode::kInterrupted) return begun;
+    // There is no step yet that an interrupt would have to wait for.
+    Begin("");
     TESSERA_RETURN_IF_ERROR(AgreeToGoOn());
     summary_.first_step = executor_.step();
     if (learning_rate_.steps == 0) {
@@ -147,18 +173,20 @@ class Trainer {
   // kInterrupted on all ranks where one is to stop; an error where they have
   // loaded states of different steps.
   Result<void> AgreeToGoOn() {
-    struct Begin {
+    struct Progress {
       int64_t stop = 0;
       int64_t step = 0;
       int64_t samples = 0;
+      ScaleOfRank scale;
     };
-    const Begin mine = {job_.stop != nullptr && job_.stop->load() ? 1 : 0,
-                        executor_.step(), executor_.samples()};
-    std::vector<Begin> begins(static_cast<size_t>(all_.size()));
+    TESSERA_TRY(const ScaleOfRank scale, ReadScale());
+    const Progress mine = {job_.stop != nullptr && job_.stop->load() ? 1 : 0,
+                           executor_.step(), executor_.samples(), scale};
+    std::vector<Progress> begins(static_cast<size_t>(all_.size()));
     TESSERA_RETURN_IF_ERROR(
         messages_.AllGather(&mine, sizeof(mine), begins.data()));
-    if (std::ranges::any_of(begins,
-                            [](const Begin& one) { return one.stop != 0; })) {
+    if (std::ranges::any_of(
+            begins, [](const Progress& one) { return one.stop != 0; })) {
       TESSERA_RETURN_IF_ERROR(executor_.world().Flush());
       return Error{ErrorCode::kInterrupted, "interrupted before the first step",
                    ""};
@@ -174,6 +202,9 @@ class Trainer {
               std::to_string(begins[0].step) +
               ": they have read different checkpoints",
           job_.load_path);
+    }
+    for (const Progress& one : begins) {
+      if (one.scale.known != 0) scale_ = one.scale.state;
     }
     return {};
   }
@@ -197,6 +228,7 @@ class Trainer {
     std::vector<MatMulKey> untuned;
     if (tuner_ != nullptr) untuned = tuner_->TakeUntuned();
     mine.untuned = std::ssize(untuned);
+    TESSERA_TRY(mine.scale, ReadScale());
     const Outcome sent = mine;
     TESSERA_RETURN_IF_ERROR(
         messages_.AllGather(&sent, sizeof(Outcome), outcomes.data()));
@@ -212,6 +244,7 @@ class Trainer {
       summary_.interrupted = summary_.interrupted || outcome.stop != 0;
       stops_ = stops_ || outcome.stop != 0 || outcome.untold != 0;
     }
+    ReportScale(outcomes, report);
     report.tokens_per_s = TokensPerSecond(report.step_time);
     summary_.losses.push_back(report.loss);
     summary_.step_times.push_back(report.step_time);
@@ -220,7 +253,7 @@ class Trainer {
       if (kept_.size() > kKeptTimelines) kept_.pop_front();
     }
     if (tunes && !stops_) {
-      executor_.world().SetCurrentTask("timing of products");
+      Begin("timing of products");
       TESSERA_RETURN_IF_ERROR(AgreeOnProducts(untuned, *tuner_, messages_));
     }
     if (validator_ != nullptr && (step + 1) % job_.validation.every == 0) {
@@ -235,6 +268,26 @@ class Trainer {
     return {};
   }
 
+  Result<ScaleOfRank> ReadScale() const {
+    ScaleOfRank scale;
+    if (!scale_value_.valid()) return scale;
+    TESSERA_RETURN_IF_ERROR(executor_.ReadValue(scale_value_, &scale.state));
+    scale.known = 1;
+    return scale;
+  }
+
+  void ReportScale(const std::vector<Outcome>& outcomes, StepReport& report) {
+    const auto one = std::ranges::find_if(
+        outcomes, [](const Outcome& of) { return of.scale.known != 0; });
+    if (one == outcomes.end()) return;
+    const LossScale behind = one->scale.state;
+    report.loss_scale = scale_.scale;
+    report.skipped = behind.skipped_steps > scale_.skipped_steps;
+    summary_.loss_scales.push_back(scale_.scale);
+    if (report.skipped) summary_.skipped_steps.push_back(report.step);
+    scale_ = behind;
+  }
+
   Result<double> Validate() {
     double sum = 0;
     int64_t labels = 0;
@@ -243,6 +296,7 @@ class Trainer {
       if (auto done = validator_->Run(loss_tasks_); !done) {
         return done.error().At("validation");
       }
+      Begin("validation");
       double loss = 0;
       const auto rank = static_cast<int>(LossRank());
       if (all_.rank() == rank) loss = LossOf(*validator_);
@@ -279,8 +333,9 @@ class Trainer {
     if (tuner_ != nullptr) summary_.products = tuner_->Choices();
     summary_.tokens_per_s = TokensPerSecond(median);
 
-    // The median step of those whose timelines are still there. All ranks
-    // know the same times, so they choose the same step.
+    // The median step of those whose timelines are still there. All ranks know
+    // the same times, and replay the same steps (CheckTerms), so they choose
+    // the same one.
     std::vector<Duration> kept;
     for (const auto& [time, of_step] : kept_) kept.push_back(time);
     const Timeline& timeline = kept_[MedianIndex(kept)].second;
@@ -293,20 +348,20 @@ class Trainer {
     header.os_peak = PeakResidentBytes() - resident_before_;
     header.step_picoseconds = timeline.step_time.picoseconds;
     header.spans = static_cast<int64_t>(timeline.spans.size());
+    std::vector<ReportHeader> headers(static_cast<size_t>(all_.size()));
     TESSERA_RETURN_IF_ERROR(
-        messages_.Send(&header, sizeof(header), 0, kReportTag));
-    TESSERA_RETURN_IF_ERROR(messages_.Send(
-        timeline.spans.data(), header.spans * SpanBytes(), 0, kReportTag + 1));
-    for (int rank = 0; all_.rank() == 0 && rank < all_.size(); ++rank) {
-      ReportHeader theirs;
-      TESSERA_RETURN_IF_ERROR(
-          messages_.Recv(&theirs, sizeof(theirs), rank, kReportTag));
+        messages_.AllGather(&header, sizeof(header), headers.data()));
+    for (int rank = 0; rank < all_.size(); ++rank) {
+      const ReportHeader& theirs = headers[static_cast<size_t>(rank)];
       Timeline received;
       received.step_time = {theirs.step_picoseconds};
-      received.spans.resize(static_cast<size_t>(theirs.spans));
-      TESSERA_RETURN_IF_ERROR(messages_.Recv(received.spans.data(),
-                                             theirs.spans * SpanBytes(), rank,
-                                             kReportTag + 1));
+      if (all_.rank() == 0) {
+        received.spans.resize(static_cast<size_t>(theirs.spans));
+      }
+      TESSERA_RETURN_IF_ERROR(messages_.ToRankZero(
+          rank, timeline.spans.data(), received.spans.data(),
+          theirs.spans * static_cast<int64_t>(sizeof(Span))));
+      if (all_.rank() != 0) continue;
       summary_.memory.push_back(theirs.memory);
       summary_.host_memory.push_back(theirs.host_memory);
       summary_.files.push_back(theirs.file);
@@ -316,18 +371,18 @@ class Trainer {
     return executor_.world().Flush();
   }
 
-  static int64_t SpanBytes() { return static_cast<int64_t>(sizeof(Span)); }
-
   const TrainingJob& job_;
   RankExecutor& executor_;
   Communicator& all_;
   HostMessages messages_;
   ProductTuner* const tuner_;  // null: products are not timed
+  const ValueId scale_value_;
   const Bytes resident_before_;
   LearningRate learning_rate_;
   TaskGraph loss_tasks_;
   std::unique_ptr<RankExecutor> validator_;  // null: no validation
   std::vector<int64_t> validation_labels_;   // by batch, of those seen so far
+  LossScale scale_;  // of the next step, where the loss is scaled
   TrainingResult summary_;
   bool stops_ = false;  // behind the step that is under way, on all ranks
   // Of the last steps whose tasks have times.
@@ -336,7 +391,7 @@ class Trainer {
 
 // What all ranks of a job have in common, where they were started apart.
 struct Terms {
-  static constexpr std::array<const char*, 13> kNames = {
+  static constexpr std::array<const char*, 15> kNames = {
       "seed (--seed)",
       "number of steps (--steps)",
       "optimizer (--optimizer)",
@@ -351,7 +406,9 @@ struct Terms {
       "--keep-checkpoints)",
       "export (--export, --export-shard)",
       "start (--load)",
-      "GPU, cuBLASLt or use of --tune"};
+      "GPU, cuBLASLt or use of --tune",
+      "use of graphs (--graph)",
+      "kernels (--deterministic, --compare, --learn, --trace, --profile)"};
   std::array<uint64_t, kNames.size()> values = {};
 };
 
@@ -405,9 +462,14 @@ Terms TermsOf(const TrainingJob& job) {
       for (char c : tuner->Maker()) mix(products, c);
     }
   }
+  // Those that fuse, or sum, otherwise give other bits.
+  uint64_t kernels = 0;
+  mix(kernels, job.fuses);
+  mix(kernels, job.deterministic);
   return {{job.seed, static_cast<uint64_t>(job.steps), optimizer, options,
            job.options.stochastic_rounding, rate, work, job.data, validation,
-           saves, exports, job.load_path.empty(), products}};
+           saves, exports, job.load_path.empty(), products, job.graphs,
+           kernels}};
 }
 
 Result<void> CheckTerms(const TrainingJob& job, HostMessages all) {

@@ -14,6 +14,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/executor.h"
 #include "runtime/learning_rate.h"
+#include "runtime/weight_export.h"
 
 namespace tessera {
 
@@ -24,6 +25,10 @@ struct StepReport {
   double tokens_per_s = 0;
   double learning_rate = 0;
   std::optional<double> validation_loss;  // after the step
+  // Where the loss is scaled (runtime/loss_scale.h): by what, and whether a
+  // gradient was not finite, so that the step left the weights as they were.
+  std::optional<double> loss_scale;
+  bool skipped = false;
 };
 
 // The loss on batches that are not trained on, with the weights as they are and
@@ -110,6 +115,9 @@ struct TrainingResult {
   std::vector<double> losses;             // by step; of the global batch
   std::vector<Duration> step_times;       // of the slowest rank
   std::optional<double> validation_loss;  // the last one
+  // By step, where the loss is scaled; and which steps were skipped, 0-based.
+  std::vector<double> loss_scales;
+  std::vector<int64_t> skipped_steps;
   // Medians, without the first step (which allocates) where there are more.
   Duration step_time;
   double tokens_per_s = 0;

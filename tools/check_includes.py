@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks who includes whom, against the table of ARCHITECTURE.md.
+"""Checks who includes whom, against the table of CONTRIBUTING.md.
 
 Prints `file:line: rule` for every include that breaks a rule; exit status 1 if
 there is one. With file names as arguments it checks only those.

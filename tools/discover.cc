@@ -11,7 +11,7 @@
 #include "profiler/host_speed.h"
 #include "profiler/machine.h"
 #include "profiler/machine_io.h"
-#include "runtime/launch/launch.h"
+#include "runtime/launch/rank_environment.h"
 #include "runtime/storage/file_tier.h"
 #include "runtime/thread_pool.h"
 #include "tools/inputs.h"

@@ -45,6 +45,7 @@ struct Explanation {
   std::optional<Score> nearest_score;  // where that is another plan
   std::vector<Decision> decisions;
   std::vector<Neighbour> neighbours;
+  bool alone = false;    // priced as if there were no devices but the plan's
   bool complete = true;  // not ended by the time limit or Ctrl-C
 };
 
@@ -216,10 +217,12 @@ std::string BindsText(const Prediction& prediction) {
 // What alternatives are priced as, and the time of the plan itself where that
 // is another one than the simulator's.
 std::string BasisText(const Explanation& e) {
+  const std::string as =
+      e.alone ? "its devices alone, links not shared" : "links not shared";
   const std::string time = FormatTime(e.own.step_time);
   return time == FormatTime(e.prediction.evaluation.step_time)
-             ? "links not shared"
-             : "links not shared: the plan takes " + time;
+             ? as
+             : as + ": the plan takes " + time;
 }
 
 std::string DecisionsHeading(const Explanation& e) {
@@ -317,6 +320,21 @@ Json ExplainJson(const Inputs& inputs, const Plan& plan, const Explanation& e) {
   return json;
 }
 
+// What alternatives to a plan are of: the devices that it uses, unless these do
+// not reach each other without the others.
+struct Used {
+  Cluster cluster;
+  Plan plan;  // on it
+  bool all = true;
+};
+Used UsedBy(const Cluster& cluster, const Plan& plan) {
+  auto part = UsedPartOf(cluster, plan);
+  if (!part) return {cluster, plan};
+  Cluster alone = OnlyDevices(cluster, UsedDevices(cluster, plan));
+  if (!Validate(alone).empty()) return {cluster, plan};
+  return {std::move(alone), std::move(part->plan), /*all=*/false};
+}
+
 Result<int> PrintSettings(const Options& options, const Inputs& inputs,
                           const Plan& plan) {
   for (const std::string_view flag : {"--time-limit", "--threads", "--seed"}) {
@@ -364,20 +382,15 @@ Result<int> RunExplain(const Options& options) {
   }
   TESSERA_TRY(Plan plan, PlanOrDataParallel(inputs));
   WarnOfIdle(plan, inputs);
-  // What else the plan could be, on the devices that it uses.
-  if (auto part = UsedPartOf(inputs.cluster, plan)) {
-    inputs.cluster =
-        OnlyDevices(inputs.cluster, UsedDevices(inputs.cluster, plan));
-    plan = std::move(part->plan);
-  }
   if (options.Given("--as")) {
     PrintWarnings(inputs);
     return PrintSettings(options, inputs, plan);
   }
+  const Used used = UsedBy(inputs.cluster, plan);
   WarnOfIdleCollective(plan, options.training, inputs);
   PrintWarnings(inputs);
-  const SearchSpace space(inputs.graph, inputs.cluster);
-  const Evaluator evaluator(inputs.graph, inputs.cluster,
+  const SearchSpace space(inputs.graph, used.cluster);
+  const Evaluator evaluator(inputs.graph, used.cluster,
                             inputs.profile_or_null(), options.training);
   const std::atomic<bool>& interrupted = CatchInterrupts();
   const double limit = options.time_limit_s.value_or(kDefaultSearchTime);
@@ -394,7 +407,8 @@ Result<int> RunExplain(const Options& options) {
   NameAxes(space.index, plan);
 
   Explanation e;
-  e.name = TextbookName(space, plan);
+  e.alone = !used.all;
+  e.name = TextbookName(space, used.plan);
   e.strategy = StrategyText(space.index, inputs.cluster, plan);
   say(Wrap(e.name, 2) + "\n\n" + Describe(inputs.graph, inputs.cluster, plan) +
       "\n");
@@ -405,11 +419,11 @@ Result<int> RunExplain(const Options& options) {
   say(BindsText(e.prediction));
   // The limit is that of the alternatives.
   start = std::chrono::steady_clock::now();
-  e.own = ScoreOf(evaluator.Evaluate(plan));
-  e.nearest = NearestStrategy(space, plan);
+  e.own = ScoreOf(evaluator.Evaluate(used.plan));
+  e.nearest = NearestStrategy(space, used.plan);
   if (e.nearest) {
     const auto score =
-        evaluator.EvaluateUniform(space.index, inputs.cluster, *e.nearest);
+        evaluator.EvaluateUniform(space.index, used.cluster, *e.nearest);
     if (score && !(*score == e.own)) e.nearest_score = score;
     const Score uniform = score.value_or(e.own);
     const auto stop = [&] { return ended(kDecisionsEnd); };
@@ -422,11 +436,11 @@ Result<int> RunExplain(const Options& options) {
     e.complete = !stop();
   }
   // Some plans that run are no state of the search.
-  Plan canonical = plan;
-  if (MakeCanonical(space, canonical) && SameUpToNames(canonical, plan)) {
+  Plan canonical = used.plan;
+  if (MakeCanonical(space, canonical) && SameUpToNames(canonical, used.plan)) {
     const auto stop = [&] { return ended(1); };
     e.neighbours =
-        NeighboursOf(space, evaluator, plan, kDraws, options.seed, stop);
+        NeighboursOf(space, evaluator, used.plan, kDraws, options.seed, stop);
     e.complete = e.complete && !stop();
     say(NeighboursText(e));
   }

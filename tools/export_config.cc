@@ -12,6 +12,10 @@
 namespace tessera {
 namespace {
 
+constexpr std::string_view kTextConfig = "text_config";
+// Of the model, whatever it has beside its text.
+constexpr std::string_view kArchitectures = "architectures";
+
 Json ToJson(const JsonValue& value) {
   switch (value.kind) {
     case JsonValue::Kind::kString:
@@ -46,13 +50,24 @@ Result<std::string> ConfigToExport(
     const std::map<std::string, JsonValue>& overrides) {
   if (!IsHuggingFace(model) || IsGraphFile(model)) return std::string();
   TESSERA_TRY(std::string text, TextOfConfig(model));
-  TESSERA_TRY(JsonValue config, ReadModelConfig(model));
+  // Where a family has the text's keys in an object of their own, this gives
+  // them as the model's.
+  TESSERA_TRY(const JsonValue read, ReadModelConfig(model));
+  auto parsed = ParseJson(text);
+  if (!parsed) return parsed.error().At(model);
+  JsonValue config = *std::move(parsed);
+  const auto own = config.fields.find(kTextConfig);
+  const bool nested =
+      own != config.fields.end() && !read.fields.contains(kTextConfig);
   bool is_other = false;
   for (const auto& [key, value] : overrides) {
     if (key == "vocab_multiple") continue;
     is_other = true;
     if (value.is_null()) {
       config.fields.erase(key);
+      if (nested) own->second.fields.erase(key);
+    } else if (nested && key != kArchitectures) {
+      own->second.fields[key] = value;
     } else {
       config.fields[key] = value;
     }

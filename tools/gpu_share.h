@@ -6,7 +6,7 @@
 #include "planner/base/result.h"
 #include "planner/base/units.h"
 #include "runtime/launch/backend.h"
-#include "runtime/launch/launch.h"
+#include "runtime/launch/rank_environment.h"
 #include "tools/options.h"
 
 namespace tessera {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "runtime/launch/backend.h"
+#include "runtime/launch/launch.h"
 #include "runtime/thread_pool.h"
 #include "tools/gpu_share.h"
 #include "tools/verb.h"

@@ -2,7 +2,7 @@
 // How a process becomes a rank of `run` or `profile`, or starts the ranks.
 
 #include "planner/base/result.h"
-#include "runtime/launch/launch.h"
+#include "runtime/launch/rank_environment.h"
 #include "tools/options.h"
 
 namespace tessera {

@@ -280,9 +280,10 @@ Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
 Result<int> ProfileAsRank(const Options& options,
                           const RankEnvironment& environment) {
   TESSERA_TRY(const ProfileJob job, ReadProfileJob(options, environment));
-  TESSERA_TRY(const RankSeat seat,
-              JoinJob(*job.backend, environment,
-                      ThreadsOf(options, environment.local_size)));
+  TESSERA_TRY(
+      const RankSeat seat,
+      JoinJob(*job.backend, environment,
+              ThreadsOf(options, environment.local_size), &CatchInterrupts()));
   return ProfileInWorld(options, job, seat);
 }
 

@@ -54,6 +54,9 @@ void PrintStep(const StepReport& step, int64_t last, std::string_view unit) {
             << FormatNumber(step.learning_rate) << "  "
             << FormatTime(step.step_time) << "  "
             << FormatFixed(step.tokens_per_s, 0) << " " << unit << "/s";
+  if (step.skipped) {
+    std::cout << "  skipped at loss scale " << FormatFixed(*step.loss_scale, 0);
+  }
   if (step.validation_loss) {
     std::cout << "  validation loss " << FormatFixed(*step.validation_loss, 6);
   }
@@ -70,6 +73,10 @@ Result<void> LogStep(const StepReport& step, const std::string& path,
                             {"tokens_per_s", step.tokens_per_s}});
   if (step.validation_loss) {
     line.Set("validation_loss", *step.validation_loss);
+  }
+  if (step.loss_scale) {
+    line.Set("loss_scale", *step.loss_scale);
+    line.Set("skipped", step.skipped);
   }
   log << line.OneLine() << std::endl;
   // One that a reader of the output has left is no error: it ends the run.
@@ -457,7 +464,7 @@ Result<int> TrainAsRank(const Options& options,
   TESSERA_TRY(
       const RankSeat seat,
       JoinJob(*job.backend, environment,
-              ThreadsOf(options, environment.local_size), &Interrupted()));
+              ThreadsOf(options, environment.local_size), &CatchInterrupts()));
   return TrainInWorld(options, job, seat);
 }
 
@@ -485,7 +492,7 @@ Result<int> TrainInThreads(const Options& options, const Job& job, int ranks) {
 
 // Starts the ranks.
 Result<int> TrainAsJob(const Options& options) {
-  TESSERA_TRY(const Job job, ReadJob(options, std::nullopt));
+  TESSERA_TRY(Job job, ReadJob(options, std::nullopt));
   PrintWarnings(job.inputs);
   if (job.steps == 0) {
     PrintNothingLeft(options, job);
@@ -493,6 +500,7 @@ Result<int> TrainAsJob(const Options& options) {
   }
   const auto ranks = static_cast<int>(job.inputs.cluster.devices.size());
   if (ranks > 1 && !job.backend->threads) {
+    job.lock.reset();  // rank 0 takes it
     return LaunchRanks(ranks, options.arguments);
   }
   return TrainInThreads(options, job, ranks);

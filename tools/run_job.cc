@@ -24,6 +24,7 @@
 #include "runtime/older_checkpoints.h"
 #include "runtime/published_files.h"
 #include "runtime/thread_pool.h"
+#include "runtime/weight_export.h"
 #include "tools/export_config.h"
 #include "tools/gpu_share.h"
 #include "tools/inputs.h"
@@ -155,6 +156,8 @@ void WarnOfOtherRun(const Options& options, const Graph& graph,
 void WarnOfLearningRate(Job& job) {
   const LearningRate& rate = job.learning_rate;
   const int64_t last = job.first_step + job.steps;
+  // The warm-up is not cut.
+  const int64_t end = std::max(rate.steps, rate.warmup);
   if (last < rate.warmup) {
     job.inputs.warnings.push_back(
         "the run ends behind step " + std::to_string(last) +
@@ -163,18 +166,18 @@ void WarnOfLearningRate(Job& job) {
         FormatNumber(RateAt(rate, last - 1)));
   }
   if (rate.steps == 0) return;
-  if (job.first_step < rate.steps) {
+  if (job.first_step < end) {
     // Others than 0 are to go on with.
-    if (rate.steps < last && RateAt(rate, rate.steps) == 0) {
+    if (end < last && RateAt(rate, end) == 0) {
       job.inputs.warnings.push_back(
-          "the learning rate is 0 from step " + std::to_string(rate.steps + 1) +
+          "the learning rate is 0 from step " + std::to_string(end + 1) +
           " on (--decay-steps), and this run goes to step " +
           std::to_string(last) + ": --min-lr X goes on at X");
     }
     return;
   }
   job.inputs.warnings.push_back(
-      "the learning rate ends at step " + std::to_string(rate.steps) +
+      "the learning rate ends at step " + std::to_string(end) +
       " (--decay-steps), and this run begins behind step " +
       std::to_string(job.first_step) + ": it stays at " +
       FormatNumber(RateAt(rate, job.first_step)));
@@ -260,8 +263,61 @@ Result<void> CheckExportFolder(const std::string& folder,
   return InvalidInput("has another model's config.json", "--export " + folder);
 }
 
+// Whether the run goes on from what --save replaces: the checkpoint there, or
+// one that lies beside it.
+bool GoesOnFromSaved(const Options& options) {
+  std::error_code code;
+  return !options.load.empty() &&
+         (std::filesystem::equivalent(options.save, options.load, code) ||
+          IsNameOfOlder(options.save, options.load));
+}
+
+// That no work of others is replaced by --save, or removed with it.
+Result<void> CheckReplacesOwn(const Options& options) {
+  if (options.save.empty() || GoesOnFromSaved(options)) return {};
+  const auto refuse = [](const std::string& path, const std::string& what,
+                         const std::string& or_load) {
+    return InvalidInput("'" + path + "' " + what + ": expected " + or_load +
+                            "another FILE, or that you remove it",
+                        "--save");
+  };
+  // An empty one, made to have its name (mktemp), holds nothing.
+  std::error_code code;
+  const auto bytes = std::filesystem::file_size(options.save, code);
+  if (!code && bytes > 0) {
+    const auto saved = SavedRunOf(options.save);
+    if (!saved || !*saved) {
+      return refuse(options.save, "is there, and no checkpoint of a run", "");
+    }
+    const SavedRun& run = **saved;
+    return refuse(options.save,
+                  "is a checkpoint" +
+                      (run.model.empty() ? "" : " of '" + run.model + "'") +
+                      " behind step " + std::to_string(run.step) +
+                      ", which this run would replace",
+                  "--load '" + options.save + "' to go on from it, ");
+  }
+  if (options.keep_checkpoints == 1) return {};
+  const auto older = OlderCheckpoints(options.save);
+  if (older.empty()) return {};
+  const std::string& last = older.rbegin()->second;
+  return refuse(last,
+                "is a checkpoint that --keep-checkpoints of this run would "
+                "remove",
+                "--load '" + last + "' to go on from it, ");
+}
+
 // That what the flags name can be written.
 Result<void> CheckOutputs(const Options& options) {
+  for (const auto& [flag, path] :
+       {std::pair("--save", &options.save), std::pair("--log", &options.log),
+        std::pair("--trace", &options.trace),
+        std::pair("--tune", &options.tune),
+        std::pair("--export", &options.export_folder)}) {
+    if (*path != "-") continue;
+    return InvalidInput(
+        "'-' is no name here: expected a file's (/dev/stdout, ./-)", flag);
+  }
   if (!options.save.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReplaceable(options.save, "--save"));
     if (!IsOneFile(options.save)) {
@@ -447,6 +503,26 @@ void WarnOfDroppedTokens(const Options& options, Inputs& inputs) {
       kFactor + "=0");
 }
 
+// That a folder does not have PyTorch's own files alone.
+Result<void> CheckIsNoPickle(const std::string& folder) {
+  const auto has = [&](const std::string& name) {
+    std::error_code code;
+    return std::filesystem::exists(folder + "/" + name, code);
+  };
+  if (has("model.safetensors") || has("model.safetensors.index.json")) {
+    return {};
+  }
+  for (const char* name :
+       {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    if (!has(name)) continue;
+    return InvalidInput(std::string("has ") + name +
+                            ": expected safetensors, model.safetensors or its "
+                            "index (as transformers' save_pretrained writes)",
+                        folder);
+  }
+  return {};
+}
+
 // What --load goes on from, and the seed that follows from that.
 Result<void> ReadSaved(const Options& options, Job& job) {
   const Graph& graph = job.inputs.graph;
@@ -459,6 +535,7 @@ Result<void> ReadSaved(const Options& options, Job& job) {
       !IsRegularFile(options.load)) {
     return InvalidInput("not a regular file", options.load);
   }
+  TESSERA_RETURN_IF_ERROR(CheckIsNoPickle(options.load));
   TESSERA_TRY(const auto saved, SavedRunOf(options.load));
   if (saved) {
     TESSERA_RETURN_IF_ERROR(CheckCheckpoint(*saved, options.load,
@@ -474,6 +551,9 @@ Result<void> ReadSaved(const Options& options, Job& job) {
           options.load + ": tensor '" + head +
           "' differs from the table to which the model ties its head, and is "
           "left out");
+    }
+    for (const std::string& part : files.passed_over()) {
+      job.inputs.warnings.push_back(options.load + ": " + part);
     }
     WarnOfDroppedTokens(options, job.inputs);
   }
@@ -504,6 +584,11 @@ Result<Job> ReadJob(const Options& options,
   // The other ranks' hosts need not have the folders.
   const bool writes = !environment || environment->rank == 0;
   if (writes) TESSERA_RETURN_IF_ERROR(CheckOutputs(options));
+  if (writes && !options.save.empty()) {
+    auto lock = CheckpointLock::Take(options.save);
+    if (!lock) return lock.error().At("--save");
+    job.lock.emplace(*std::move(lock));
+  }
   TESSERA_RETURN_IF_ERROR(ReadInputsForRanks(options, environment, job));
   const Graph& graph = job.inputs.graph;
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
@@ -515,6 +600,14 @@ Result<Job> ReadJob(const Options& options,
   if (!options.export_folder.empty()) {
     if (auto can = CheckCanBePublished(job.inputs.layout, graph); !can) {
       return can.error().At("--export");
+    }
+    const std::string why = WhyNotPublished(job.inputs.layout, graph);
+    if (!why.empty()) {
+      job.inputs.warnings.push_back(
+          "--export " + options.export_folder +
+          ": the weights will have the shapes of Tessera's graph, which "
+          "transformers does not take: " +
+          why);
     }
   }
   TESSERA_RETURN_IF_ERROR(ReadSaved(options, job));
@@ -535,6 +628,7 @@ Result<Job> ReadJob(const Options& options,
     TESSERA_TRY([[maybe_unused]] const ProfileDb before,
                 ProfileToExtend(options.learn, OriginOfJob(job)));
   }
+  TESSERA_RETURN_IF_ERROR(CheckReplacesOwn(options));
   TESSERA_RETURN_IF_ERROR(
       CheckRoomToSave(options, graph, SavesOf(options, job)));
   if (!options.export_folder.empty()) {

@@ -8,8 +8,9 @@
 #include "planner/base/result.h"
 #include "planner/ir/cluster.h"
 #include "planner/plan/plan.h"
+#include "runtime/checkpoint_lock.h"
 #include "runtime/launch/backend.h"
-#include "runtime/launch/launch.h"
+#include "runtime/launch/rank_environment.h"
 #include "runtime/trainer.h"
 #include "tools/gpu_share.h"
 #include "tools/inputs.h"
@@ -27,6 +28,8 @@ struct OneRank {
 
 struct Job {
   const Backend* backend = nullptr;
+  // Of --save, in the process that checks it.
+  std::optional<CheckpointLock> lock;
   std::optional<GpuShare> gpu;  // where ranks have one
   Inputs inputs;
   Plan plan;

@@ -154,18 +154,20 @@ Decided Decide(const Options& options, const Inputs& inputs,
   };
   if (decided.baseline) decided.margin = over(*decided.baseline);
   if (options.prefer != "simple" || !fastest.score.feasible) return decided;
-  std::ranges::stable_sort(simple, [&](size_t a, size_t b) {
-    const bool first = a == decided.baseline;
-    return first != (b == decided.baseline) ? first : better(a, b);
-  });
+  // The baseline, or else the best of what strategies give.
+  std::optional<size_t> chosen;
   for (const size_t i : simple) {
     if (!choices[i].score.feasible || over(i) >= decided.band->median ||
         unknown(i) != unknown(decided.fastest)) {
       continue;
     }
-    decided.chosen = i;
-    break;
+    const bool is_baseline = i == decided.baseline;
+    if (!chosen || is_baseline ||
+        (chosen != decided.baseline && better(i, *chosen))) {
+      chosen = i;
+    }
   }
+  decided.chosen = chosen.value_or(decided.fastest);
   return decided;
 }
 

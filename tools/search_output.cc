@@ -273,6 +273,8 @@ Result<Json> SearchJson(const Options& options, const SearchAnswer& answer) {
        {"statistics", StatisticsJson(result)},
        {"proposals", result.proposals},
        {"accepted", result.accepted},
+       {"uniform_strategies", result.uniform_strategies},
+       {"swept_all", result.swept_all},
        {"search_time_s", result.seconds},
        {"seed", options.seed},
        {"interrupted", answer.interrupted},

@@ -7,6 +7,7 @@
 
 #include "planner/base/table.h"
 #include "planner/plan/strategy_text.h"
+#include "planner/plan/used_part.h"
 #include "tools/text.h"
 
 namespace tessera {
@@ -19,10 +20,21 @@ int ReplicasOf(const Strategy& s) {
   return s.dp * s.ep;
 }
 
+// The dimensions of more than one rank, innermost first.
+std::vector<MeshDimension> OrderOf(const Strategy& s) {
+  std::vector<MeshDimension> order = s.order;
+  std::erase_if(order,
+                [&](MeshDimension d) { return s.*RowOf(d).degree == 1; });
+  return order;
+}
+
 // Notes on what neither program has.
 void NoteWhatNoneHas(const UniformPlan& uniform,
                      std::vector<std::string>& notes) {
   const Strategy& s = uniform.strategy;
+  if (uniform.index.graph->dtype == DType::kFloat64) {
+    notes.push_back("dtype fp64: they train in fp32");
+  }
   if (s.dp_kind == DataParallelKind::kRooted) {
     notes.push_back(
         "dp-kind=rooted: every rank reduces and steps, as with ddp");
@@ -183,8 +195,14 @@ void AddZero(const UniformPlan& uniform, MegatronArguments& arguments,
         "environment");
   }
   if (s.zero_group > 0 && s.zero_group < replicas) {
-    arguments.Add("--num-distributed-optimizer-instances",
-                  replicas / s.zero_group);
+    const int instances = replicas / s.zero_group;
+    arguments.Add("--num-distributed-optimizer-instances", instances);
+    if (uniform.index.has_experts && s.dp * s.cp % instances != 0) {
+      notes.push_back(
+          "zero-group=" + std::to_string(s.zero_group) +
+          ": Megatron-LM's instances must divide the copies of an expert, " +
+          std::to_string(s.dp * s.cp));
+    }
   }
 }
 
@@ -238,21 +256,18 @@ void AddOffload(const Strategy& s, MegatronArguments& arguments,
 void AddOrder(const Strategy& s, MegatronArguments& arguments,
               std::vector<std::string>& notes) {
   using enum MeshDimension;
-  const auto split = [&](const std::vector<MeshDimension>& order) {
-    std::vector<MeshDimension> kept;
-    for (const MeshDimension d : order) {
-      if (s.*RowOf(d).degree > 1) kept.push_back(d);
-    }
-    return kept;
+  const auto is = [&](const std::vector<MeshDimension>& order) {
+    Strategy other = s;
+    other.order = order;
+    return OrderOf(other) == OrderOf(s);
   };
-  const auto order = split(s.order);
-  if (order == split({kTensor, kContext, kExpert, kData, kPipeline})) return;
-  if (order == split({kTensor, kContext, kExpert, kPipeline, kData})) {
+  if (is({kTensor, kContext, kExpert, kData, kPipeline})) return;
+  if (is({kTensor, kContext, kExpert, kPipeline, kData})) {
     arguments.Add("--use-tp-pp-dp-mapping");
     return;
   }
   std::string names;
-  for (const MeshDimension d : order) {
+  for (const MeshDimension d : OrderOf(s)) {
     names += (names.empty() ? "" : "-") + std::string(RowOf(d).name);
   }
   notes.push_back("order=" + names + ": Megatron-LM's ranks are in the order " +
@@ -327,8 +342,19 @@ Json ZeroJson(const UniformPlan& uniform, std::vector<std::string>& notes) {
     }
   }
   if (s.optimizer_tier != MemoryTier::kDevice) {
+    MemoryTier tier = s.optimizer_tier;
+    if (tier == MemoryTier::kFile && s.zero < 3) {
+      tier = MemoryTier::kHost;
+      notes.push_back(
+          "offload=optimizer:file: DeepSpeed has files with ZeRO-3 alone; here "
+          "it is the host's memory");
+    }
     zero.Set("offload_optimizer",
-             OffloadJson(s.optimizer_tier, s.offload_directory, notes));
+             OffloadJson(tier, s.offload_directory, notes));
+  }
+  if (s.gradient_tier != MemoryTier::kDevice && s.zero < 2) {
+    notes.push_back(
+        "offload=gradients: DeepSpeed offloads them from ZeRO-2 on");
   }
   if (s.parameter_tier != MemoryTier::kDevice) {
     if (s.zero == 3) {
@@ -356,6 +382,13 @@ Result<TrainerSettings> DeepSpeedSettings(const UniformPlan& uniform) {
                             "code of the model",
                         kWhere);
   }
+  if (s.tp > 1 && s.zero == 3) {
+    return InvalidInput(
+        "the plan has tp=" + std::to_string(s.tp) +
+            " and zero=3: DeepSpeed has tensor parallelism with ZeRO of stage "
+            "2 at most",
+        kWhere);
+  }
   TrainerSettings settings;
   std::vector<std::string>& notes = settings.notes;
   Json file =
@@ -373,6 +406,9 @@ Result<TrainerSettings> DeepSpeedSettings(const UniformPlan& uniform) {
   if (s.tp > 1) {
     file.Set("tensor_parallel", Json::Object({{"autotp_size", s.tp}}));
     if (s.sp) notes.push_back("sp=1: AutoTP repeats norms and dropout");
+    if (s.dp > 1 && OrderOf(s).front() != MeshDimension::kTensor) {
+      notes.push_back("order: AutoTP's ranks are neighbours");
+    }
   }
   if (s.recompute != RecomputeLevel::kNone) {
     notes.push_back("recompute=" + RecomputeText(s) +
@@ -380,8 +416,9 @@ Result<TrainerSettings> DeepSpeedSettings(const UniformPlan& uniform) {
                     "transformers by gradient_checkpointing_enable()");
   }
   if (s.activation_tier != MemoryTier::kDevice) {
-    file.Set("activation_checkpointing",
-             Json::Object({{"cpu_checkpointing", true}}));
+    notes.push_back(
+        "offload=activations: DeepSpeed moves what its own checkpointing "
+        "keeps, which is called in the model's code");
   }
   if (s.zero == 0 && (s.optimizer_tier != MemoryTier::kDevice ||
                       s.parameter_tier != MemoryTier::kDevice)) {
@@ -411,7 +448,7 @@ Result<TrainerSettings> SettingsOf(std::string_view trainer,
                                    const Cluster& cluster, const Plan& plan,
                                    const TrainingOptions& training) {
   TESSERA_TRY(const Trainer* row, Find("trainer", Trainers(), trainer));
-  auto uniform = UniformStrategy(index, cluster, plan);
+  auto uniform = StrategyOnPart(index, cluster, plan);
   if (!uniform) {
     return InvalidInput("the plan is " + StrategyText(index, cluster, plan) +
                             ": expected a uniform one, as 'tessera search "

@@ -128,6 +128,7 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
       one_type_(std::ranges::all_of(
           cluster_.devices,
           [&](const Device& d) { return d.type == cluster_.devices[0].type; })),
+      measured_(profile != nullptr),
       clips_(options.clip > 0),
       adds_apart_(std::ranges::any_of(short_.graph.nodes, [&](const Node& n) {
         return !AddsItsGradients(short_.graph, n);
@@ -315,7 +316,9 @@ std::optional<UniformBound::Pipeline> UniformBound::PipelineOf(
   for (size_t s = 0; s < pp; ++s) {
     Strategy of_stage = strategy;
     of_stage.mbs = chain[s].samples;
+    // More samples take no less, unless times are measured.
     const int64_t samples = short_.graph.global_batch / strategy.ep;
+    if (measured_ && samples % of_stage.mbs != 0) return std::nullopt;
     while (samples % of_stage.mbs != 0) --of_stage.mbs;
     blocks_of.push_back(&CostsOf(of_stage, splits, chain[s].types));
     if (blocks_of.back()->empty()) return std::nullopt;

@@ -40,10 +40,10 @@ std::vector<ClusterSubset> EverSmallerParts(const Cluster& cluster);
 
 // The best uniform plan on each likely part, or where the batch is no multiple
 // of its devices data parallelism, where that takes less time than `best` and
-// all before, for the ranks of the whole cluster. Then on ever
-// smaller parts, as long as a step may take a fifth less there. (Without a
-// profile: with one nothing says what a step takes at least.) Done in
-// `seconds`; 0: without end. REQUIRES: `graph` is differentiated.
+// all before, for the ranks of the whole cluster. Then on ever smaller parts, as
+// long as a step may take a fifth less there. (Without a profile: with one
+// nothing says what a step takes at least.) Done in `seconds`; 0: without end.
+// REQUIRES: `graph` is differentiated.
 std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
                                Duration best, double seconds,
                                const PartOptions& options);

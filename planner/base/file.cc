@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <climits>
@@ -18,29 +20,6 @@
 
 namespace tessera {
 namespace {
-
-// An open file descriptor, closed on the way out.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (is_open()) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  int get() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-
- private:
-  const int fd_;
-};
-
-std::string DirectoryOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
 
 constexpr std::string_view kBeside = ".tmp.";
 
@@ -63,6 +42,15 @@ std::optional<pid_t> WriterOf(std::string_view suffix) {
   return process;
 }
 
+// Whether nobody holds the lock that a writer has on its file (Create). By it
+// processes of another pid namespace on a host of this name are seen.
+bool IsUnlocked(const std::string& path) {
+  // On NFS such a lock is one of who may write.
+  const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  return !file.is_open() || ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 ||
+         errno != EWOULDBLOCK;
+}
+
 // Removes what processes of this host that are no more have left beside `path`.
 // Whether those of others run cannot be seen from here.
 void RemoveLeftovers(const std::string& path) {
@@ -75,7 +63,10 @@ void RemoveLeftovers(const std::string& path) {
     const std::string name = entry->path().filename();
     if (!name.starts_with(prefix)) continue;
     const auto process = WriterOf(std::string_view(name).substr(prefix.size()));
-    if (!process || ::kill(*process, 0) == 0 || errno != ESRCH) continue;
+    if (!process || ::kill(*process, 0) == 0 || errno != ESRCH ||
+        !IsUnlocked(entry->path())) {
+      continue;
+    }
     ::unlink(entry->path().c_str());
   }
 }
@@ -99,15 +90,40 @@ int RenameToNew(const std::string& from, const std::string& to) {
   }
   if (errno == EEXIST) return errno;
   // Others have neither: the name is taken first.
-  const Descriptor taken(
+  const FileDescriptor taken(
       ::open(to.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
   return taken.is_open() ? Rename(from, to) : errno;
 }
 
+// Begins to write a part of a file to the disk; or with `wait` ends that.
+Result<void> WriteBack(int file, int64_t begin, int64_t bytes, bool wait,
+                       const std::string& path) {
+  const unsigned flags = wait ? SYNC_FILE_RANGE_WAIT_BEFORE |
+                                    SYNC_FILE_RANGE_WRITE |
+                                    SYNC_FILE_RANGE_WAIT_AFTER
+                              : SYNC_FILE_RANGE_WRITE;
+  if (::sync_file_range(file, begin, bytes, flags) == 0) return {};
+  // What failed here no fsync tells of again. Not every file system can do it.
+  if (errno != EIO && errno != ENOSPC && errno != EDQUOT) return {};
+  return SystemError("cannot write", path, errno);
+}
+
 }  // namespace
 
+std::string DirectoryOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+void SyncDirectoryOf(const std::string& path) {
+  const FileDescriptor directory(
+      ::open(DirectoryOf(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.is_open()) ::fsync(directory.get());
+}
+
 Result<std::string> ReadFile(const std::string& path) {
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) return SystemError("cannot open", path, errno);
   struct stat status;
   if (::fstat(file.get(), &status) == 0 && S_ISCHR(status.st_mode)) {
@@ -163,8 +179,10 @@ Result<AtomicFile> AtomicFile::Create(const std::string& path) {
     return SystemError("cannot write", path, EISDIR);
   }
   if (exists && !S_ISREG(status.st_mode)) {
-    created.file_ = ::open(created.target_.c_str(), O_WRONLY | O_CLOEXEC);
-    if (created.file_ < 0) return SystemError("cannot open", path, errno);
+    created.file_ =
+        FileDescriptor(::open(created.target_.c_str(), O_WRONLY | O_CLOEXEC));
+    if (!created.file_.is_open())
+      return SystemError("cannot open", path, errno);
     return created;
   }
   RemoveLeftovers(created.target_);
@@ -174,12 +192,15 @@ Result<AtomicFile> AtomicFile::Create(const std::string& path) {
   const std::string beside = PrefixBeside(created.target_) +
                              std::to_string(::getpid()) + "." +
                              std::to_string(counter++);
-  created.file_ =
-      ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (created.file_ < 0) return SystemError("cannot create", path, errno);
+  created.file_ = FileDescriptor(
+      ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!created.file_.is_open()) {
+    return SystemError("cannot create", path, errno);
+  }
   created.beside_ = beside;
-  // Not every file system has modes.
-  if (exists) (void)::fchmod(created.file_, status.st_mode & 0777);
+  // Not every file system has locks, or modes.
+  (void)::flock(created.file_.get(), LOCK_EX | LOCK_NB);
+  if (exists) (void)::fchmod(created.file_.get(), status.st_mode & 0777);
   return created;
 }
 
@@ -187,21 +208,41 @@ AtomicFile::AtomicFile(AtomicFile&& other) noexcept
     : path_(std::move(other.path_)),
       target_(std::move(other.target_)),
       beside_(std::exchange(other.beside_, {})),
-      file_(std::exchange(other.file_, -1)) {}
+      file_(std::move(other.file_)),
+      bytes_(other.bytes_),
+      written_back_(other.written_back_),
+      flushed_(other.flushed_) {}
 
 AtomicFile::~AtomicFile() {
-  if (file_ >= 0) ::close(file_);
   if (!beside_.empty()) ::unlink(beside_.c_str());
 }
 
 Result<void> AtomicFile::Write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t written = ::write(file_, bytes.data(), bytes.size());
+    const size_t most =
+        std::min(bytes.size(), static_cast<size_t>(kWriteBackBytes));
+    const ssize_t written = ::write(file_.get(), bytes.data(), most);
     if (written < 0) {
       if (errno == EINTR) continue;
       return SystemError("cannot write", path_, errno);
     }
     bytes = bytes.subspan(static_cast<size_t>(written));
+    bytes_ += written;
+    TESSERA_RETURN_IF_ERROR(WriteBackWhole());
+  }
+  return {};
+}
+
+Result<void> AtomicFile::WriteBackWhole() {
+  if (beside_.empty()) return {};
+  for (; bytes_ - written_back_ >= kWriteBackBytes;
+       written_back_ += kWriteBackBytes) {
+    TESSERA_RETURN_IF_ERROR(WriteBack(file_.get(), written_back_,
+                                      kWriteBackBytes, /*wait=*/false, path_));
+    if (written_back_ == 0) continue;
+    TESSERA_RETURN_IF_ERROR(WriteBack(file_.get(),
+                                      written_back_ - kWriteBackBytes,
+                                      kWriteBackBytes, /*wait=*/true, path_));
   }
   return {};
 }
@@ -215,18 +256,17 @@ Result<void> AtomicFile::CommitNew() {
 }
 
 Result<void> AtomicFile::Flush() {
-  if (!beside_.empty() && ::fsync(file_) != 0) {
-    return SystemError("cannot write", path_, errno);
-  }
-  // Which may report a late write error.
-  if (::close(std::exchange(file_, -1)) != 0) {
-    return SystemError("cannot write", path_, errno);
-  }
+  // What is written in place may tell of an error as late as when it is closed.
+  // The other file stays open, and so locked, until it is in its place.
+  const bool done = beside_.empty() ? ::close(file_.Release()) == 0
+                                    : ::fsync(file_.get()) == 0;
+  if (!done) return SystemError("cannot write", path_, errno);
+  flushed_ = true;
   return {};
 }
 
 Result<void> AtomicFile::Commit(bool replaces) {
-  if (file_ >= 0) TESSERA_RETURN_IF_ERROR(Flush());
+  if (!flushed_) TESSERA_RETURN_IF_ERROR(Flush());
   if (beside_.empty()) return {};
   const int error =
       replaces ? Rename(beside_, target_) : RenameToNew(beside_, target_);
@@ -235,9 +275,7 @@ Result<void> AtomicFile::Commit(bool replaces) {
   beside_.clear();
   // The new name is in the directory: flush that too. Some file systems do
   // not sync directories; the file itself is whole either way.
-  Descriptor directory(
-      ::open(DirectoryOf(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.is_open()) ::fsync(directory.get());
+  SyncDirectoryOf(target_);
   return {};
 }
 

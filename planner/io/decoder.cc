@@ -98,7 +98,9 @@ Result<Graph> BuildDecoder(ModelConfig& config, const ImportOptions& options,
   const int64_t inner = decoder.inner > 0
                             ? config.Size(keys.inner, decoder.inner)
                             : config.Size(keys.inner);
-  const int64_t head_size = config.Size("head_dim", decoder.head_size);
+  const int64_t head_size = decoder.reads_head_size
+                                ? config.Size("head_dim", decoder.head_size)
+                                : decoder.head_size;
   const std::vector<bool> windowed = WindowedLayers(config, decoder, layers);
   const Heads heads =
       ReadHeads(config, keys.hidden, keys.heads, decoder.key_value_heads,
@@ -109,7 +111,8 @@ Result<Graph> BuildDecoder(ModelConfig& config, const ImportOptions& options,
       keys.epsilon.empty()
           ? keys.default_epsilon
           : config.Number(keys.epsilon, keys.default_epsilon, 0, 1);
-  const double stddev = config.Number("initializer_range", 0.02, 0, 10);
+  const double stddev =
+      config.Number("initializer_range", decoder.stddev, 0, 10);
   const bool tied = config.Bool("tie_word_embeddings", decoder.tied);
   const Head head = ReadHead(config, decoder.classes, options);
   CheckSeqLen(config, keys.positions, options, keys.default_positions);
@@ -235,8 +238,12 @@ int64_t ReadWindow(ModelConfig& config, int64_t fallback) {
   return config.Size("sliding_window", 0);
 }
 
-int64_t KeyValueHeads(ModelConfig& config) {
-  return config.Size("num_key_value_heads", config.Size("num_attention_heads"));
+int64_t KeyValueHeads(ModelConfig& config, int64_t fallback) {
+  constexpr std::string_view kKey = "num_key_value_heads";
+  const bool says_nothing = !config.values().fields.contains(kKey);
+  return config.Size(kKey, says_nothing && fallback > 0
+                               ? fallback
+                               : config.Size("num_attention_heads"));
 }
 
 }  // namespace tessera

@@ -71,6 +71,7 @@ struct Decoder {
   // Where the config does not say, as its class in transformers 5.24 has it; 0:
   // hidden / heads, 4 hidden.
   int64_t head_size = 0;
+  bool reads_head_size = true;  // its class in transformers has "head_dim"
   int64_t inner = 0;
   int64_t window = 0;               // 0: none
   std::vector<bool> windowed = {};  // by layer; empty: all have the window
@@ -79,6 +80,7 @@ struct Decoder {
   bool turns_part = false;          // partial_rotary_factor is one of its keys
   double turned_part = 1;           // where the config does not say
   double theta = kRotaryTheta;      // the same
+  double stddev = 0.02;             // of initial weights; the same
   // Of the layers with the window, in place of the config's; null: the same.
   const Rotary* windowed_rotary = nullptr;
   // In place of what ReadRotary makes of the config; null: that.
@@ -107,7 +109,8 @@ Result<Graph> BuildDecoder(ModelConfig& config, const ImportOptions& options,
 // say.
 int64_t ReadWindow(ModelConfig& config, int64_t fallback);
 
-// "num_key_value_heads", or as many as there are heads.
-int64_t KeyValueHeads(ModelConfig& config);
+// "num_key_value_heads"; null: as many as there are heads. `fallback`: where
+// the config does not say; 0: the same.
+int64_t KeyValueHeads(ModelConfig& config, int64_t fallback = 0);
 
 }  // namespace tessera

@@ -59,7 +59,7 @@ Result<Graph> BuildGranite(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildSmolLm3(ModelConfig& config, const ImportOptions& options) {
   const bool bias = config.Bool("attention_bias", false);
   Decoder decoder = {.classes = DecoderClasses("SmolLM3"),
-                     .key_value_heads = config.Size("num_key_value_heads", 4),
+                     .key_value_heads = KeyValueHeads(config, 4),
                      .qkv_bias = bias,
                      .out_bias = bias,
                      .mlp_bias = config.Bool("mlp_bias", false),
@@ -95,7 +95,7 @@ Result<Graph> BuildStarcoder2(ModelConfig& config,
   return BuildDecoder(
       config, options,
       {.classes = DecoderClasses("Starcoder2"),
-       .key_value_heads = config.Size("num_key_value_heads", 2),
+       .key_value_heads = KeyValueHeads(config, 2),
        .keys = {.epsilon = "norm_epsilon",
                 .default_epsilon = 1e-5,
                 .default_activation = "gelu_pytorch_tanh"},
@@ -106,6 +106,7 @@ Result<Graph> BuildStarcoder2(ModelConfig& config,
        .tied = true,
        .norm = NormKind::kLayer,
        .window = ReadWindow(config, 0),
+       .stddev = 0.018042,
        // 0.99: with nothing kept there is nothing to scale.
        .embedding_dropout = config.Number("embedding_dropout", 0, 0, 0.99),
        .residual_dropout = config.Number("residual_dropout", 0, 0, 0.99)});
@@ -143,7 +144,11 @@ Result<Graph> BuildPhi(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildFalcon(ModelConfig& config, const ImportOptions& options) {
   config.Refuse("alibi");
   const bool later = config.Bool("new_decoder_architecture", false);
-  const bool parallel = config.Bool("parallel_attn", true);
+  // Null is false.
+  const auto is_set = [&](std::string_view key) {
+    return config.Bool(key, !config.values().fields.contains(key));
+  };
+  const bool parallel = is_set("parallel_attn");
   if (later && !parallel) {
     config.Wrong("parallel_attn",
                  "is false: expected true where new_decoder_architecture is");
@@ -154,7 +159,7 @@ Result<Graph> BuildFalcon(ModelConfig& config, const ImportOptions& options) {
                  "is " + std::to_string(norms) + ": expected at most " +
                      (later ? "2" : "1, as new_decoder_architecture is false"));
   }
-  const bool one_group = !later && config.Bool("multi_query", true);
+  const bool one_group = !later && is_set("multi_query");
   const int64_t heads = config.Size("num_attention_heads");
   const bool bias = config.Bool("bias", false);
   // transformers drops where branches meet, and serial ones unlike each other.
@@ -190,6 +195,7 @@ Result<Graph> BuildFalcon(ModelConfig& config, const ImportOptions& options) {
        .tied = true,
        .parallel = parallel,
        .norm = NormKind::kLayer,
+       .reads_head_size = false,
        .inner = 4 * config.Size("hidden_size")});
 }
 
@@ -239,6 +245,7 @@ Result<Graph> BuildGptJ(ModelConfig& config, const ImportOptions& options) {
        .head_bias = true,
        .parallel = true,
        .norm = NormKind::kLayer,
+       .reads_head_size = false,
        .inner = 4 * hidden,
        .turns_part = true,
        .rotary = &rotary,
@@ -254,12 +261,13 @@ Result<Graph> BuildStableLm(ModelConfig& config, const ImportOptions& options) {
   return BuildDecoder(
       config, options,
       {.classes = DecoderClasses("StableLm"),
-       .key_value_heads = config.Size("num_key_value_heads", 32),
+       .key_value_heads = KeyValueHeads(config, 32),
        .keys = {.epsilon = "layer_norm_eps", .default_epsilon = 1e-5},
        .names = {.before_mlp = parallel ? "" : ".post_attention_layernorm"},
        .qkv_bias = config.Bool("use_qkv_bias", false),
        .parallel = parallel,
        .norm = NormKind::kLayer,
+       .reads_head_size = false,
        .turns_part = true,
        .turned_part = 0.25});
 }
@@ -269,7 +277,7 @@ Result<Graph> BuildGlm4(ModelConfig& config, const ImportOptions& options) {
   return BuildDecoder(
       config, options,
       {.classes = DecoderClasses("Glm4"),
-       .key_value_heads = config.Size("num_key_value_heads", 2),
+       .key_value_heads = KeyValueHeads(config, 2),
        .keys = {.default_epsilon = 1.5625e-7},
        .names = {.behind_attention = ".post_self_attn_layernorm",
                  .before_mlp = ".post_attention_layernorm",

@@ -75,6 +75,10 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   const double stddev = config.Number("initializer_range", 0.02, 0, 10);
   const bool bias = config.Bool("attention_bias", false);
   const bool tied = config.Bool("tie_word_embeddings", false);
+  // Their weights' rows lie in another order.
+  if (!config.Bool("rope_interleave", true)) {
+    config.Wrong("rope_interleave", "is false: not supported");
+  }
   // A model whose layers are all dense says nothing of experts.
   const bool any_experts = dense_layers < layers;
   const int64_t expert_inner =

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kHeadSize = 256;
 
-// What all of them have. What "hidden_act" says is ignored, as by transformers.
+// What all of them have.
 Decoder Gemma(ModelConfig& config, const std::string& name) {
   const bool bias = config.Bool("attention_bias", false);
   return {.classes = DecoderClasses(name),
@@ -30,7 +30,7 @@ Decoder Gemma(ModelConfig& config, const std::string& name) {
 
 // From 2 on: norms on both sides, and layers without the window every `period`.
 void ReadLater(ModelConfig& config, int64_t period, Decoder& decoder) {
-  decoder.key_value_heads = config.Size("num_key_value_heads", 4);
+  decoder.key_value_heads = KeyValueHeads(config, 4);
   decoder.names.behind_attention = ".post_attention_layernorm";
   decoder.names.before_mlp = ".pre_feedforward_layernorm";
   decoder.names.behind_mlp = ".post_feedforward_layernorm";
@@ -81,7 +81,14 @@ Rotary ReadRotaryOf(ModelConfig& config, std::string_view kind,
 }  // namespace
 
 Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options) {
-  return BuildDecoder(config, options, Gemma(config, "Gemma"));
+  Decoder decoder = Gemma(config, "Gemma");
+  // The first releases say "gelu" and mean its approximation by tanh, as
+  // transformers takes it.
+  if (config.String("hidden_act", "gelu") != "gelu") {
+    decoder.keys.activation = "hidden_act";
+  }
+  config.Refuse("use_bidirectional_attention");
+  return BuildDecoder(config, options, decoder);
 }
 
 Result<Graph> BuildGemma2(ModelConfig& config, const ImportOptions& options) {

@@ -98,7 +98,7 @@ Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options) {
   Decoder decoder = {
       .classes = DecoderClasses("Mixtral"),
-      .key_value_heads = config.Size("num_key_value_heads", 8),
+      .key_value_heads = KeyValueHeads(config, 8),
       .window = ReadWindow(config, 0),
       .experts = ReadExperts(config, "num_local_experts", 8, 2, true),
       .expert_module = ".block_sparse_moe",

@@ -110,6 +110,8 @@ Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options) {
   const int64_t max_distance =
       config.Size("relative_attention_max_distance", 128);
   const bool tied = config.Bool("tie_word_embeddings", true);
+  // transformers 5 writes it; without it untied heads are not scaled.
+  const bool scaled = config.Bool("scale_decoder_outputs", tied);
   const std::array classes = {
       HeadClass{.name = "T5ForConditionalGeneration"},
       HeadClass{.name = "T5WithLMHeadModel"},  // of 2019
@@ -192,13 +194,12 @@ Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options) {
   if (head.kind == HeadKind::kNone) {
     return model.Finish(head, x, options.seq_len, sizes.hidden, sizes.factor);
   }
-  if (!tied) {
-    const TensorId matrix =
-        model.Matrix("lm_head.weight", {vocabulary.rows, sizes.hidden}, factor);
-    return model.Finish("lm_head", x, matrix, vocabulary);
-  }
-  x = model.Scale("lm_head.scale", x, InverseRoot(sizes.hidden));
-  return model.Finish("lm_head", x, table, vocabulary);
+  if (scaled) x = model.Scale("lm_head.scale", x, InverseRoot(sizes.hidden));
+  const TensorId matrix =
+      tied ? table
+           : model.Matrix("lm_head.weight", {vocabulary.rows, sizes.hidden},
+                          factor);
+  return model.Finish("lm_head", x, matrix, vocabulary);
 }
 
 }  // namespace tessera

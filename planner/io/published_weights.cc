@@ -7,6 +7,7 @@
 #include <span>
 
 #include "planner/base/element_count.h"
+#include "planner/ir/vocabulary.h"
 
 namespace tessera {
 namespace {
@@ -14,6 +15,9 @@ namespace {
 int64_t Product(const Shape& shape, size_t begin, size_t end) {
   return ElementCount(std::span(shape).subspan(begin, end - begin));
 }
+
+// Of a BERT whose head is not tied.
+constexpr std::string_view kBertHead = "cls.predictions.decoder.weight";
 
 // A weight as a matrix of outputs by inputs, or a vector.
 struct Matrix {
@@ -24,9 +28,11 @@ struct Matrix {
 // Whether a weight is one of an attention's output projection, whose dimensions
 // are all inputs but for the first.
 bool IsOutput(std::string_view name) {
-  constexpr std::array<std::string_view, 5> kNames = {
-      "o_proj.weight", "c_proj.weight", "out_proj.weight",
-      "attention.dense.weight", "attn.dense.weight"};
+  constexpr std::array<std::string_view, 7> kNames = {
+      "o_proj.weight",     "c_proj.weight",
+      "out_proj.weight",   "attention.dense.weight",
+      "attn.dense.weight", "attention.output.dense.weight",
+      "Attention.o.weight"};
   return std::ranges::any_of(
       kNames, [&](std::string_view ending) { return name.ends_with(ending); });
 }
@@ -41,10 +47,12 @@ Matrix MatrixOf(const Tensor& weight) {
 
 class Layout {
  public:
-  Layout(std::string_view family, const Graph& graph, const Tensor& weight)
+  Layout(std::string_view family, const Graph& graph, const Tensor& weight,
+         PublishedExperts experts)
       : family_(family),
         graph_(graph),
         weight_(weight),
+        experts_(experts),
         elements_(Product(weight.shape, 0, weight.shape.size())) {}
 
   std::vector<PublishedPiece> Pieces() const {
@@ -67,11 +75,18 @@ class Layout {
       used.count = unused.begin = elements_ - unused.count;
       return {used, unused};
     }
+    if (family_.starts_with("deepseek")) {
+      if (auto latent = LatentAttention()) return *latent;
+    }
     if (weight_.name.find(".experts.") != std::string::npos &&
         weight_.shape.size() == 3) {
       return ByExpert();
     }
     PublishedPiece piece = Whole();
+    if (family_ == "bert") piece.tensor = OfBert();
+    if (family_ == "t5") piece.tensor = OfT5();
+    if (family_ == "vit") piece.shape = OfVit();
+    if (family_ == "resnet") piece.shape = weight_.shape;
     if (family_.starts_with("gemma") && weight_.name.ends_with("norm.weight")) {
       piece.added = 1;
     }
@@ -88,6 +103,9 @@ class Layout {
     piece.count = elements_;
     if (weight_.name.ends_with(".bias")) {
       piece.shape = {elements_};
+    } else if (weight_.name.ends_with("relative_attention_bias.weight")) {
+      // Heads are the columns.
+      piece.shape = {weight_.shape[0], elements_ / weight_.shape[0]};
     } else if (weight_.shape.size() > 2) {
       const Matrix matrix = MatrixOf(weight_);
       piece.shape = {matrix.rows, matrix.columns};
@@ -196,7 +214,7 @@ class Layout {
         PublishedPiece piece = Whole();
         piece.begin = piece.offset = head * size * columns;
         piece.count = turned * columns;
-        piece.block = {{2, columns}, {turned / 2, 2 * columns}, {columns, 1}};
+        piece.block = Pairs(turned, columns);
         pieces.push_back(piece);
         if (turned == size) continue;
         piece.begin = piece.offset = (head * size + turned) * columns;
@@ -209,21 +227,147 @@ class Layout {
     return std::nullopt;
   }
 
-  // Weights [e, out, in] are a matrix for each expert.
+  // Latent attention: of each head's queries those features that are turned
+  // come behind the others, and pairs of them are neighbours, where here they
+  // are in front, the second ones of all pairs behind the first ones; the key
+  // that all heads turn is below the latent; of each head the keys' rows are
+  // above the values'.
+  std::optional<std::vector<PublishedPiece>> LatentAttention() const {
+    const auto ends = [&](std::string_view ending) {
+      return weight_.name.ends_with(ending);
+    };
+    if (ends(".q_proj.weight") || ends(".q_b_proj.weight")) {
+      const std::string rotary =
+          weight_.name.substr(0, weight_.name.rfind(".q_") + 1) + "rotary_q";
+      const auto turn = std::ranges::find(graph_.nodes, rotary, &Node::name);
+      TESSERA_CHECK(turn != graph_.nodes.end()) << rotary;
+      const int64_t size = weight_.shape[2];
+      const int64_t columns = weight_.shape[3];
+      const int64_t turned =
+          std::llround(turn->attribute("fraction") * static_cast<double>(size));
+      std::vector<PublishedPiece> pieces;
+      for (int64_t head = 0; head < weight_.shape[0]; ++head) {
+        const int64_t begin = head * size * columns;
+        PublishedPiece piece = Whole();
+        piece.begin = begin;
+        piece.count = turned * columns;
+        piece.offset = begin + (size - turned) * columns;
+        piece.block = Pairs(turned, columns);
+        pieces.push_back(piece);
+        piece.begin = begin + turned * columns;
+        piece.count = (size - turned) * columns;
+        piece.offset = begin;
+        piece.block = {};
+        pieces.push_back(piece);
+      }
+      return pieces;
+    }
+    constexpr std::string_view kDown = ".kv_a_proj_with_mqa.";
+    if (const size_t at = weight_.name.find(kDown); at != std::string::npos) {
+      const bool bias = ends(".bias");
+      const bool turned = weight_.name.find(".rotary.") != std::string::npos;
+      const int64_t rows = weight_.shape[0];
+      const int64_t columns = bias ? 1 : weight_.shape[1];
+      const std::string kind = bias ? "bias" : "weight";
+      const std::string base = weight_.name.substr(0, at + kDown.size());
+      const int64_t other =
+          Named(base + (turned ? "latent." : "rotary.") + kind).shape[0];
+      PublishedPiece piece = Whole();
+      piece.tensor = base + kind;
+      piece.shape[0] = rows + other;
+      if (turned) {
+        piece.offset = other * columns;
+        piece.block = Pairs(rows, columns);
+      }
+      return {{piece}};
+    }
+    constexpr std::string_view kUp = ".kv_b_proj.";
+    if (const size_t at = weight_.name.find(kUp); at != std::string::npos) {
+      const bool values = weight_.name.find(".v.") != std::string::npos;
+      const std::string base = weight_.name.substr(0, at + kUp.size());
+      const int64_t rows = weight_.shape[1];
+      const int64_t columns = weight_.shape[2];
+      const int64_t other =
+          Named(base + (values ? "k.weight" : "v.weight")).shape[1];
+      std::vector<PublishedPiece> pieces;
+      for (int64_t head = 0; head < weight_.shape[0]; ++head) {
+        PublishedPiece& piece = pieces.emplace_back();
+        piece.tensor = base + "weight";
+        piece.shape = {weight_.shape[0] * (rows + other), columns};
+        piece.begin = head * rows * columns;
+        piece.count = rows * columns;
+        piece.offset = (head * (rows + other) + (values ? other : 0)) * columns;
+      }
+      return pieces;
+    }
+    return std::nullopt;
+  }
+
+  // A head that is its own has its own bias, too.
+  std::string OfBert() const {
+    const bool own = std::ranges::find(graph_.tensors, kBertHead,
+                                       &Tensor::name) != graph_.tensors.end();
+    return own && weight_.name == "cls.predictions.bias"
+               ? "cls.predictions.decoder.bias"
+               : weight_.name;
+  }
+
+  // With labels for tokens the encoder is a module of the model.
+  std::string OfT5() const {
+    constexpr std::string_view kLabels = "classifier.";
+    const bool labels = std::ranges::any_of(
+        graph_.tensors,
+        [&](const Tensor& tensor) { return tensor.name.starts_with(kLabels); });
+    return labels && !weight_.name.starts_with(kLabels)
+               ? "transformer." + weight_.name
+               : weight_.name;
+  }
+
+  // The class token and the positions are those of a batch of one.
+  Shape OfVit() const {
+    if (weight_.name.ends_with("cls_token") ||
+        weight_.name.ends_with("position_embeddings")) {
+      return {1, weight_.shape[0], weight_.shape[1]};
+    }
+    return weight_.name.ends_with("projection.weight") ? weight_.shape
+                                                       : Whole().shape;
+  }
+
+  // Weights [e, out, in] are a matrix for each expert, or, fused, those of all
+  // behind each other, of a gate above the others'.
   std::vector<PublishedPiece> ByExpert() const {
     constexpr std::string_view kExperts = ".experts.";
     const size_t at = weight_.name.rfind(kExperts) + kExperts.size();
+    const std::string part =
+        weight_.name.substr(at, weight_.name.rfind('.') - at);
+    const bool is_down = part == "w2" || part == "down_proj";
+    const bool is_up = part == "w3" || part == "up_proj";
     const int64_t count = elements_ / weight_.shape[0];
     std::vector<PublishedPiece> pieces;
     for (int64_t expert = 0; expert < weight_.shape[0]; ++expert) {
       PublishedPiece& piece = pieces.emplace_back();
       piece.tensor = weight_.name;
-      piece.tensor.insert(at, std::to_string(expert) + ".");
       piece.shape = {weight_.shape[1], weight_.shape[2]};
       piece.begin = expert * count;
       piece.count = count;
+      if (experts_ == PublishedExperts::kEach) {
+        piece.tensor.insert(at, std::to_string(expert) + ".");
+        continue;
+      }
+      const int64_t matrices = is_down ? 1 : 2;
+      piece.tensor.resize(at);
+      piece.tensor += is_down ? "down_proj" : "gate_up_proj";
+      piece.shape = {weight_.shape[0], matrices * weight_.shape[1],
+                     weight_.shape[2]};
+      piece.offset = (expert * matrices + (is_up ? 1 : 0)) * count;
     }
     return pieces;
+  }
+
+  // Rows of `turned` features that are neighbours by pairs.
+  static std::vector<PublishedPiece::Dim> Pairs(int64_t turned,
+                                                int64_t columns) {
+    return {{2, columns}, {turned / 2, 2 * columns}, {columns, 1}};
   }
 
   const Tensor& Named(const std::string& name) const {
@@ -235,6 +379,7 @@ class Layout {
   std::string_view family_;
   const Graph& graph_;
   const Tensor& weight_;
+  PublishedExperts experts_;
   int64_t elements_;
 };
 
@@ -256,8 +401,63 @@ constexpr std::array kFamilies = {
     Family{"phi", "model."},         Family{"falcon", "transformer."},
     Family{"gptj", "transformer."},  Family{"stablelm", "model."},
     Family{"glm4", "model."},        Family{"cohere", "model."},
-    Family{"olmo", "model."},
+    Family{"olmo", "model."},        Family{"bert", "bert."},
+    Family{"t5", "transformer."},    Family{"vit", "vit."},
+    Family{"resnet", "resnet."},     Family{"deepseek_v2", "model."},
+    Family{"deepseek_v3", "model."},
 };
+
+// What other files have in place of a part of a tensor's name.
+struct Renaming {
+  std::string_view family;
+  std::string_view published;
+  std::string_view other;
+};
+constexpr std::array kRenamings = {
+    // Files of before 2020.
+    Renaming{"bert", "LayerNorm.weight", "LayerNorm.gamma"},
+    Renaming{"bert", "LayerNorm.bias", "LayerNorm.beta"},
+    // In memory of transformers 5.
+    Renaming{"mixtral", "block_sparse_moe.", "mlp."},
+    Renaming{"gemma3", "language_model.model.", "model.language_model."},
+    Renaming{"vit", "encoder.layer.", "layers."},
+    Renaming{"vit", "attention.attention.query.", "attention.q_proj."},
+    Renaming{"vit", "attention.attention.key.", "attention.k_proj."},
+    Renaming{"vit", "attention.attention.value.", "attention.v_proj."},
+    Renaming{"vit", "attention.output.dense.", "attention.o_proj."},
+    Renaming{"vit", "intermediate.dense.", "mlp.fc1."},
+    Renaming{"vit", ".output.dense.", ".mlp.fc2."},
+};
+
+struct LeftOut {
+  std::string_view family;
+  std::string_view name;  // a part of the tensors' names
+  std::string_view what;
+};
+constexpr std::string_view kImages = "the part that reads images";
+constexpr std::string_view kHead = "a head that the model has not";
+constexpr std::array kLeftOut = {
+    LeftOut{"gemma3", "vision_tower.", kImages},
+    LeftOut{"gemma3", "multi_modal_projector.", kImages},
+    LeftOut{"bert", "cls.predictions.", kHead},
+    LeftOut{"bert", "cls.seq_relationship.", kHead},
+    LeftOut{"bert", "pooler.", kHead},
+    LeftOut{"bert", "classifier.", kHead},
+    LeftOut{"vit", "pooler.", kHead},
+    LeftOut{"vit", "classifier.", kHead},
+    LeftOut{"resnet", "classifier.", kHead},
+    LeftOut{"t5", "decoder.", "a decoder that the model has not"},
+    LeftOut{"t5", "classifier.", kHead},
+    LeftOut{"deepseek_v3", ".e_score_correction_bias",
+            "biases of routers' choices"},
+};
+
+bool HasWeight(const Graph& graph, std::string_view part) {
+  return std::ranges::any_of(graph.tensors, [&](const Tensor& tensor) {
+    return tensor.kind == TensorKind::kWeight &&
+           tensor.name.find(part) != std::string::npos;
+  });
+}
 
 }  // namespace
 
@@ -279,11 +479,77 @@ std::string_view PublishedPrefix(std::string_view family) {
   return found == kFamilies.end() ? "" : found->prefix;
 }
 
+std::string OtherPublishedName(std::string_view family, std::string tensor) {
+  for (const Renaming& renaming : kRenamings) {
+    const size_t at = tensor.find(renaming.published);
+    if (renaming.family != family || at == std::string::npos) continue;
+    tensor.replace(at, renaming.published.size(), renaming.other);
+  }
+  return tensor;
+}
+
+std::string_view PartLeftOut(std::string_view family, const Graph& graph,
+                             std::string_view tensor) {
+  const auto* const found =
+      std::ranges::find_if(kLeftOut, [&](const LeftOut& part) {
+        return part.family == family &&
+               tensor.find(part.name) != std::string_view::npos &&
+               !HasWeight(graph, part.name);
+      });
+  return found == kLeftOut.end() ? "" : found->what;
+}
+
 std::vector<PublishedPiece> PublishedPieces(std::string_view family,
                                             const Graph& graph,
-                                            const Tensor& weight) {
+                                            const Tensor& weight,
+                                            PublishedExperts experts) {
   TESSERA_CHECK(HasPublishedWeights(family)) << family;
-  return Layout(family, graph, weight).Pieces();
+  return Layout(family, graph, weight, experts).Pieces();
+}
+
+std::vector<PublishedZeros> ZerosInFiles(std::string_view family,
+                                         const Graph& graph) {
+  std::vector<PublishedZeros> zeros;
+  const std::map<TensorId, int64_t> padded = PaddedWeights(graph);
+  for (const Tensor& weight : graph.tensors) {
+    if (weight.kind != TensorKind::kWeight) continue;
+    int64_t rows = weight.shape.empty() ? 1 : weight.shape[0];
+    for (const auto& [id, unpadded] : padded) {
+      if (&graph.tensor(id) == &weight) rows = unpadded;
+    }
+    if (family == "bert" && weight.name == kBertHead) {
+      // Nothing reads it: the head has a bias of its own.
+      zeros.push_back({"cls.predictions.bias", {rows}});
+    }
+    constexpr std::string_view kRouter = ".mlp.gate.weight";
+    if (family == "deepseek_v3" && weight.name.ends_with(kRouter)) {
+      const std::string router = weight.name.substr(0, weight.name.rfind('.'));
+      zeros.push_back({router + ".e_score_correction_bias", {rows}});
+    }
+  }
+  return zeros;
+}
+
+std::string WhyNotPublished(const PublishedLayout& layout, const Graph& graph) {
+  const std::string& family = layout.family;
+  if (layout.onnx || family.empty()) return "";
+  if (!HasPublishedWeights(family)) {
+    return "'" + family + "' is a family of Tessera's own";
+  }
+  if (family == "vit") {
+    if (HasWeight(graph, ".q_norm.")) return "its 'vit' has no qk_norm";
+    const bool shifts = HasWeight(graph, "vit.layernorm.bias");
+    if (!shifts) return "its 'vit' has no rms_norm";
+    const bool blocks = HasWeight(graph, ".layernorm_before.");
+    if (blocks && !HasWeight(graph, ".layernorm_after.")) {
+      return "its 'vit' has no parallel_blocks";
+    }
+  }
+  const bool grouped = std::ranges::any_of(graph.tensors, [](const Tensor& t) {
+    return t.kind == TensorKind::kWeight && t.shape.size() > 4;
+  });
+  if (family == "resnet" && grouped) return "its 'resnet' has no groups";
+  return "";
 }
 
 }  // namespace tessera

@@ -7,7 +7,7 @@
 // file may fuse them (c_attn, qkv_proj, query_key_value), transpose them
 // (GPT-2's Conv1D) or keep one matrix for each expert.
 //
-// Families: what transformers 5.23 saves; tests/bench/published_weights.py
+// Families: what transformers 5.24 saves; tests/bench/published_weights.py
 // holds each of them to it.
 
 #include <cstdint>
@@ -57,14 +57,43 @@ struct PublishedLayout {
 // Whether the weights of models of `family` ("model_type") are known here.
 bool HasPublishedWeights(std::string_view family);
 
+// How files have the experts of a mixture.
+enum class PublishedExperts {
+  kEach,  // "experts.3.up_proj.weight": a matrix for each one, as is published
+  kFused  // "experts.gate_up_proj": of all, as transformers 5 has them in
+          // memory
+};
+
 // The pieces of a weight of `graph`, in order, which together are all of it.
 // REQUIRES: HasPublishedWeights(family); the graph is of that family.
-std::vector<PublishedPiece> PublishedPieces(std::string_view family,
-                                            const Graph& graph,
-                                            const Tensor& weight);
+std::vector<PublishedPiece> PublishedPieces(
+    std::string_view family, const Graph& graph, const Tensor& weight,
+    PublishedExperts experts = PublishedExperts::kEach);
+
+// A tensor that a family's files have, though the graph has no such weight: it
+// is zero in what is trained here.
+struct PublishedZeros {
+  std::string tensor;
+  Shape shape;
+};
+std::vector<PublishedZeros> ZerosInFiles(std::string_view family,
+                                         const Graph& graph);
 
 // What a tensor's name may have in front of it, or lack: models of one base
 // were saved with and without their head ("transformer." of gpt2).
 std::string_view PublishedPrefix(std::string_view family);
+
+// The name that a tensor has in older files, or in those with transformers 5's
+// names in memory; its own where that is the same there.
+std::string OtherPublishedName(std::string_view family, std::string tensor);
+
+// What a tensor is of that a family's files may have, and the graph has nothing
+// of: "the part that reads images"; empty: of nothing that is known.
+std::string_view PartLeftOut(std::string_view family, const Graph& graph,
+                             std::string_view tensor);
+
+// Why transformers takes no files of this model, which are then as its graph
+// has the weights; empty: it takes them.
+std::string WhyNotPublished(const PublishedLayout& layout, const Graph& graph);
 
 }  // namespace tessera

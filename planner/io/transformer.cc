@@ -183,14 +183,17 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
   ModelConfig nested(config.path() + ": rope_parameters", inner);
   ModelConfig& source =
       inner.kind == JsonValue::Kind::kObject ? nested : config;
+  // Bounds that only a mistake exceeds.
+  double theta = config.Number(theta_key, default_theta, 1, 1e12);
+  double fraction = config.Number(fraction_key, default_fraction, 0, 1);
   if (&source == &nested) {
+    // What it does not have is as at the top.
     theta_key = "rope_theta";
     fraction_key = "partial_rotary_factor";
+    theta = source.Number(theta_key, theta, 1, 1e12);
+    fraction = source.Number(fraction_key, fraction, 0, 1);
   }
-  Rotary rotary = {
-      // Bounds that only a mistake exceeds.
-      .theta = source.Number(theta_key, default_theta, 1, 1e12),
-      .fraction = source.Number(fraction_key, default_fraction, 0, 1)};
+  Rotary rotary = {.theta = theta, .fraction = fraction};
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const JsonValue& scaling = config.Value(key);
     if (scaling.is_null()) continue;

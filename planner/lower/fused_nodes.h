@@ -1,6 +1,6 @@
 #pragma once
 // Which nodes of a graph a device runs as one kernel: the FusedKernels
-// (fused_kernels.h) that it has, as runtime/executor_fusion.cc
+// (fused_kernels.h) that it has, as runtime/fuse_calls.cc
 // takes them where the tensors between are where they are made.
 
 #include <functional>

@@ -108,6 +108,32 @@ Result<Plan> WithSplitBranches(const GraphIndex& index, Plan plan) {
                                : "branches=split needs a dp that 2 divides");
 }
 
+// What there is to split of heads that share keys and values in groups.
+std::string ColumnsText(const GraphIndex& index, const UnusedAxes& unused,
+                        int ranks) {
+  const std::string columns = std::to_string(unused.columns);
+  if (!unused.attention) return columns + " columns";
+  if (unused.columns < ranks) return columns + " heads";
+  const Node& node = index.graph->node(unused.node);
+  const auto& extents = index.extents[unused.node.index()];
+  const Indices& result = node.rule.results[0];
+  std::vector<int64_t> split;
+  for (size_t d = 0; d < result.size(); ++d) {
+    const int f = result[d];
+    if (f != index.SampleFactor(unused.node) &&
+        f != index.SequenceFactor(unused.node) &&
+        index.carried[node.results[0].index()][d] && extents[result[d]] > 1) {
+      split.push_back(extents[result[d]]);
+    }
+  }
+  // Key/value heads, and the query heads of each.
+  if (split.size() != 2 || split[0] * split[1] != unused.columns) {
+    return columns + " heads";
+  }
+  return std::to_string(split[0]) + " key/value heads of " +
+         std::to_string(split[1]) + " query heads each";
+}
+
 Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
                  const Strategy& strategy) {
   std::string degrees = "tp=" + std::to_string(strategy.tp);
@@ -117,8 +143,7 @@ Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
     ranks *= strategy.cp;
   }
   return InvalidInput(degrees + (unused.context ? " leave" : " leaves") +
-                      " an empty shard: " + std::to_string(unused.columns) +
-                      (unused.attention ? " heads" : " columns") +
+                      " an empty shard: " + ColumnsText(index, unused, ranks) +
                       " cannot be split over " + std::to_string(ranks) +
                       " ranks ('" + index.graph->node(unused.node).name + "')");
 }
@@ -470,7 +495,10 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   // As the strategy names it.
   if (errors[0].where == "zigzag") {
     return InvalidInput(
-        ZigzagProblem(index, plan),
+        SequenceDegree(index, plan) == 1
+            ? "no causal attention splits its sequence: expected "
+              "cp-balance=none"
+            : ZigzagProblem(index, plan),
         "cp=" + std::to_string(strategy.cp) + ",cp-balance=zigzag");
   }
   return errors[0];

@@ -1,5 +1,7 @@
 #include "planner/plan/used_part.h"
 
+#include <algorithm>
+
 namespace tessera {
 
 std::vector<bool> UsedDevices(const Cluster& cluster, const Plan& plan) {
@@ -12,6 +14,7 @@ std::vector<bool> UsedDevices(const Cluster& cluster, const Plan& plan) {
 
 std::optional<UsedPart> UsedPartOf(const Cluster& cluster, const Plan& plan) {
   const std::vector<bool> used = UsedDevices(cluster, plan);
+  if (std::ranges::find(used, false) == used.end()) return std::nullopt;
   UsedPart part = {cluster, plan};
   part.cluster.devices.clear();
   std::vector<DeviceId> ranks(used.size());  // in the part
@@ -26,7 +29,6 @@ std::optional<UsedPart> UsedPartOf(const Cluster& cluster, const Plan& plan) {
     device.node = nodes - 1;
     part.cluster.devices.push_back(device);
   }
-  if (part.cluster.devices.size() == used.size()) return std::nullopt;
   for (DeviceGroup& group : part.plan.groups) {
     for (DeviceId& device : group.devices) device = ranks[device.index()];
   }

@@ -9,7 +9,7 @@
 #include "planner/plan/recompute.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
-#include "planner/plan/strategy.h"
+#include "planner/plan/used_part.h"
 
 namespace tessera {
 namespace {
@@ -349,7 +349,7 @@ bool IsDataParallel(const GraphIndex& index, const Cluster&, const Plan& plan) {
 
 bool IsMegatron(const GraphIndex& index, const Cluster& cluster,
                 const Plan& plan) {
-  const auto s = UniformStrategy(index, cluster, plan);
+  const auto s = StrategyOnPart(index, cluster, plan);
   return s.has_value() && s->zero <= 1 && s->zero_group == 0 && s->tiles == 1 &&
          s->dp_kind == DataParallelKind::kDdp && !s->split_branches &&
          !s->by_speed && s->actions.empty() && !Offloads(plan);

@@ -30,21 +30,24 @@ Result<void> HostMessages::Broadcast(void* data, int64_t bytes, int root) {
   return device_.Synchronize();
 }
 
-Result<void> HostMessages::Send(const void* data, int64_t bytes, int peer,
-                                uint64_t tag) {
-  if (device_.queues() == nullptr) return group_.Send(data, bytes, peer, tag);
-  TESSERA_TRY(const Staging copy, Staging::Allocate(device_, {bytes}));
-  device_.Write(copy.data(), data, {bytes});
-  TESSERA_RETURN_IF_ERROR(group_.Send(copy.data(), bytes, peer, tag));
-  return device_.Synchronize();
-}
-
-Result<void> HostMessages::Recv(void* data, int64_t bytes, int peer,
-                                uint64_t tag) {
-  if (device_.queues() == nullptr) return group_.Recv(data, bytes, peer, tag);
-  TESSERA_TRY(const Staging copy, Staging::Allocate(device_, {bytes}));
-  TESSERA_RETURN_IF_ERROR(group_.Recv(copy.data(), bytes, peer, tag));
-  device_.Read(data, copy.data(), {bytes});
+Result<void> HostMessages::ToRankZero(int from, const void* send, void* recv,
+                                      int64_t bytes) {
+  // Not a message of its own: NCCL would make a communicator for each sender.
+  std::vector<int64_t> sent(static_cast<size_t>(size()));
+  std::vector<int64_t> received(sent.size());
+  if (rank() == from) sent[0] = bytes;
+  if (rank() == 0) received[static_cast<size_t>(from)] = bytes;
+  if (device_.queues() == nullptr) {
+    return group_.AllToAll(send, sent, recv, received);
+  }
+  const Bytes to_send{sent[0]};
+  const Bytes to_receive{received[static_cast<size_t>(from)]};
+  TESSERA_TRY(const Staging mine, Staging::Allocate(device_, to_send));
+  TESSERA_TRY(const Staging theirs, Staging::Allocate(device_, to_receive));
+  device_.Write(mine.data(), send, to_send);
+  TESSERA_RETURN_IF_ERROR(
+      group_.AllToAll(mine.data(), sent, theirs.data(), received));
+  device_.Read(recv, theirs.data(), to_receive);
   return device_.Synchronize();
 }
 

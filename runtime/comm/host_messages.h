@@ -25,9 +25,10 @@ class HostMessages {
   // `bytes` of every rank, in rank order.
   Result<void> AllGather(const void* send, int64_t bytes, void* recv);
   Result<void> Broadcast(void* data, int64_t bytes, int root);
-  Result<void> Send(const void* data, int64_t bytes, int peer, uint64_t tag);
-  Result<void> Recv(void* data, int64_t bytes, int peer, uint64_t tag);
-  Result<void> Barrier() { return group_.Barrier(); }
+  // `bytes` of rank `from` to rank 0: all ranks call it. `send` counts on the
+  // one, `recv` on the other.
+  Result<void> ToRankZero(int from, const void* send, void* recv,
+                          int64_t bytes);
 
  private:
   RankDevice& device_;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "planner/base/check.h"
+#include "runtime/comm/deadline.h"
 #include "runtime/comm/nccl_calls.h"
 #include "runtime/comm/peer_errors.h"
 #include "runtime/comm/text.h"
@@ -41,11 +42,6 @@ constexpr double kStopPatience = 1;
 
 // A store that does not answer for so long has no say in who tells of a stall.
 constexpr std::chrono::seconds kAnswerPatience{1};
-
-Duration Left(NcclJob::Clock::time_point deadline) {
-  const std::chrono::duration<double> left = deadline - NcclJob::Clock::now();
-  return Max(Duration{}, Duration::FromSeconds(left.count()));
-}
 
 }  // namespace
 

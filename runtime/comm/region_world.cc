@@ -16,6 +16,7 @@
 
 #include "planner/base/append.h"
 #include "planner/base/check.h"
+#include "planner/base/start_thread.h"
 #include "runtime/comm/arguments.h"
 #include "runtime/comm/copy.h"
 #include "runtime/comm/peer_errors.h"
@@ -71,7 +72,12 @@ RegionWorld::RegionWorld(std::shared_ptr<Region> region, int rank,
   Inbox& inbox = region_->inbox(rank_);
   inbox.pid.store(getpid(), std::memory_order_relaxed);
   inbox.state.store(RankState::kPresent, std::memory_order_release);
-  if (world_size() > 1) courier_ = std::thread([this] { RunCourier(); });
+  if (world_size() == 1) return;
+  if (auto started = StartThread([this] { RunCourier(); })) {
+    courier_ = *std::move(started);
+  } else {
+    Abort(started.error().message);
+  }
 }
 
 RegionWorld::~RegionWorld() {

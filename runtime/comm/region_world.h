@@ -99,10 +99,10 @@ class RegionCommunicator : public Communicator {
 
 class RegionWorld : public CommWorld {
  public:
-  // What this rank does about peers that may die: nothing for threads.
   // REQUIRES: 0 <= rank < region->ranks(); each rank is constructed once.
   RegionWorld(std::shared_ptr<Region> region, int rank, CommOptions options);
-  // Starts to watch the peers' processes, by the pids in the region.
+  // Starts to watch the peers' processes, by the pids in the region: of one
+  // that dies the ranks learn. Threads, which do not die alone, need none.
   // REQUIRES: all ranks have been constructed.
   void WatchProcesses();
   ~RegionWorld() override;

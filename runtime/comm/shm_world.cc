@@ -11,6 +11,8 @@
 #include <fstream>
 #include <random>
 
+#include "planner/base/file_descriptor.h"
+#include "runtime/comm/deadline.h"
 #include "runtime/comm/peer_errors.h"
 #include "runtime/comm/region_world.h"
 #include "runtime/comm/text.h"
@@ -22,11 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 // How long rank 0 waits for another until it says so.
 const Duration kPatience = Duration::FromSeconds(5);
-
-Duration Left(Clock::time_point deadline) {
-  const std::chrono::duration<double> left = deadline - Clock::now();
-  return Max(Duration{}, Duration::FromSeconds(left.count()));
-}
 
 // The host as far as memory and pids can be shared: its name, this boot, and
 // the namespace of its pids.
@@ -103,28 +100,22 @@ Result<std::unique_ptr<CommWorld>> MakeShmWorld(int rank, int size,
           : Clock::now() +
                 std::chrono::nanoseconds(store.timeout().picoseconds / 1000);
 
-  int fd = -1;
+  FileDescriptor fd;
   if (rank == 0) {
-    fd = memfd_create("tessera-ranks", MFD_CLOEXEC);
-    if (fd < 0) {
+    fd = FileDescriptor(memfd_create("tessera-ranks", MFD_CLOEXEC));
+    if (!fd.is_open()) {
       return Unavailable(
           Text("cannot make shared memory: ", std::strerror(errno)));
     }
   }
-  struct Closer {
-    int& fd;
-    ~Closer() {
-      if (fd >= 0) close(fd);
-    }
-  } closer{fd};
 
   const uint64_t token = std::random_device()() | uint64_t{1} << 63;
   std::shared_ptr<Region> region;
   if (rank == 0) {
-    TESSERA_TRY(region, Region::Map(size, fd));
+    TESSERA_TRY(region, Region::Map(size, fd.get()));
     region->header().token = token;
     TESSERA_TRY(const std::string offer,
-                Offer(size, store, prefix, deadline, options, fd, token));
+                Offer(size, store, prefix, deadline, options, fd.get(), token));
     TESSERA_RETURN_IF_ERROR(store.Set(Text(prefix, "offer"), offer));
   } else {
     TESSERA_RETURN_IF_ERROR(
@@ -143,12 +134,12 @@ Result<std::unique_ptr<CommWorld>> MakeShmWorld(int rank, int size,
   }
   words >> path >> offered_token;
   if (rank != 0) {
-    fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (fd < 0) {
+    fd = FileDescriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (!fd.is_open()) {
       return Unavailable(Text("cannot open the shared memory of rank 0 (", path,
                               "): ", std::strerror(errno)));
     }
-    TESSERA_TRY(region, Region::Map(size, fd));
+    TESSERA_TRY(region, Region::Map(size, fd.get()));
     if (region->header().token != offered_token) {
       return Unavailable(
           Text("the shared memory of rank 0 (", path, ") is not this job's"));

@@ -33,19 +33,22 @@ struct StoreOptions {
   int listen_fd = -1;
   // How long ranks may start apart, and how long rank 0 may take to answer.
   Duration timeout = Duration::FromSeconds(120);
-  // Told "rank 0" once it has not come for `patience`; or empty.
+  // Told "rank 0" once it has not come for `patience`, and why where its host
+  // has no address yet; or empty.
   std::function<void(const std::string& who)> waiting = {};
   Duration patience = Duration::FromSeconds(5);
-  // Once true, waits end with kInterrupted within about 0.1 s; or null.
+  // Once true, waits end with kInterrupted within about 0.1 s, but for one for
+  // the address of a host, which may take some seconds; or null.
   const std::atomic<bool>* stop = nullptr;
 };
 
 class Store {
  public:
   // REQUIRES: 0 <= rank < size.
-  // Errors (kUnavailable): the port is in use, the host is unknown, nobody
-  // answers in time, who answers is not this job's store, or this rank has come
-  // to it before. kInvalidInput: rank 0 has another `size`.
+  // Errors (kUnavailable): the port is in use, nobody answers in time, the host
+  // is unknown (of other ranks than 0: until then), this process has no file
+  // descriptor or thread left, who answers is not this job's store, or this
+  // rank has come to it before. kInvalidInput: rank 0 has another `size`.
   // While ranks of its own have not come yet, such a size ends the job, and so
   // does a rank for which rank 0 has no file descriptor left: whatever is asked
   // then and later returns that error on every rank.

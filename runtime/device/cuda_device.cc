@@ -553,11 +553,18 @@ void CudaDevice::Sum(std::span<const std::byte* const> sources, std::byte* to,
   EnqueueRankSum(sources, to, count, dtype, *kernel_queue());
 }
 
-Result<void> CudaDevice::Synchronize() {
+Result<void> CudaDevice::WaitForQueue0() {
   TESSERA_RETURN_IF_ERROR(Select());
   TESSERA_TRY(const CudaEvent event, Record(queues_[0]->stream));
-  Result<void> waited = Wait(event);
+  const Result<void> waited = Wait(event);
   Recycle(event);
+  return waited;
+}
+
+Result<void> CudaDevice::Synchronize() {
+  // Behind an error of the work every call fails: what was kept says where it
+  // was.
+  const Result<void> waited = WaitForQueue0();
   for (const auto& queue : queues_) {
     if (queue->error.empty()) continue;
     Keep(Error{ErrorCode::kUnavailable, name_ + ": " + queue->error, ""});

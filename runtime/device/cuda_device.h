@@ -166,6 +166,7 @@ class CudaDevice : public QueueDevice, public ProductTuner {
   Result<void> Open();
   Result<int> AddQueue(StreamRole role, int64_t workspace_bytes);
   CudaEvent EventOf(std::vector<CudaEvent>& of_marks, int mark, unsigned flags);
+  Result<void> WaitForQueue0();
   Result<void*> Reserve(int64_t bytes);
   Result<Staging*> NextStaging();
   Result<void> WriteThroughStaging(std::byte* to, const std::byte* from,

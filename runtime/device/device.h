@@ -161,10 +161,10 @@ class QueueDevice : public RankDevice {
   // as long as the device. Memory that they use stays where it is.
   //
   // In a capture only Zero, Copy, Launch, LaunchList, EnqueueWrite, EnqueueRead
-  // and Sum are called, and UseQueue, Mark and Await. Another queue takes part
-  // once it awaits a mark of the capture, and before the end the first queue
-  // awaits a mark behind its last work. Only such marks are awaited, and only
-  // there; they have no times.
+  // and Sum are called, and UseQueue, Mark, Await, BeginRange and EndRange.
+  // Another queue takes part once it awaits a mark of the capture, and before
+  // the end the first queue awaits a mark behind its last work. Only such marks
+  // are awaited, and only there; they have no times.
   virtual Result<void> BeginCapture() = 0;
   virtual Result<int> EndCapture() = 0;
   virtual void Replay(int graph) = 0;

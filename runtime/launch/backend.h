@@ -14,7 +14,7 @@
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/store.h"
 #include "runtime/device/device.h"
-#include "runtime/launch/launch.h"
+#include "runtime/launch/rank_environment.h"
 
 namespace tessera {
 

@@ -7,20 +7,23 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <iostream>
+#include <optional>
 #include <random>
+#include <string_view>
+#include <vector>
 
-#include "planner/base/check.h"
-#include "planner/base/fnv1a.h"
+#include "planner/base/file_descriptor.h"
 #include "planner/base/whole_number.h"
 #include "runtime/comm/peer_errors.h"
+#include "runtime/comm/store.h"
 #include "runtime/comm/text.h"
+#include "runtime/launch/rank_environment.h"
 
 extern char** environ;
 
@@ -31,335 +34,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kGraceAfterFailure = std::chrono::seconds(5);
 constexpr const char* kErrorFd = "TESSERA_ERROR_FD";
-constexpr const char* kStoreFd = "TESSERA_STORE_FD";
-constexpr const char* kJobId = "TESSERA_JOB_ID";
-
-std::string Get(const GetEnv& get_env, const char* name) {
-  const char* value = get_env(name);
-  return value == nullptr ? "" : value;
-}
-
-// The number in the variable, or `fallback` where that is not set. Without
-// fallback the variable must be set.
-Result<int> Number(const GetEnv& get_env, const char* name,
-                   std::optional<int> fallback = std::nullopt) {
-  const std::string text = Get(get_env, name);
-  if (text.empty() && fallback) return *fallback;
-  const std::optional<int> value = ParseWhole<int>(text);
-  if (!value || *value < 0) {
-    return InvalidInput(Text("expected a number, got '", text, "'"),
-                        Text("environment variable ", name));
-  }
-  return *value;
-}
-
-// The number of the node in "4(x2),3", which is how Slurm counts tasks per
-// node.
-std::optional<int> TasksOnNode(std::string_view counts, int node) {
-  while (true) {
-    const size_t comma = counts.find(',');
-    std::string_view entry = counts.substr(0, comma);
-    int nodes = 1;
-    if (const size_t times = entry.find("(x");
-        times != std::string_view::npos && entry.ends_with(')')) {
-      nodes = ParseWhole<int>(entry.substr(times + 2, entry.size() - times - 3))
-                  .value_or(0);
-      entry = entry.substr(0, times);
-    }
-    const std::optional<int> tasks = ParseWhole<int>(entry);
-    if (!tasks || nodes < 1) return std::nullopt;
-    if (node < nodes) return tasks;
-    node -= nodes;
-    if (comma == std::string_view::npos) return std::nullopt;
-    counts.remove_prefix(comma + 1);
-  }
-}
-
-// A port between 20000 and 29999, which is below the range that Linux gives to
-// outgoing connections (32768 and up); the same for all who know `id`.
-int PortOf(std::string_view id) {
-  return 20000 + static_cast<int>(Fnv1a().Add(id).value() % 10000);
-}
-
-// The variables of a launcher, which is known by `rank` and `mark`.
-struct Launcher {
-  const char* name;
-  const char* mark;
-  const char* rank;
-  const char* size;
-  const char* local_rank;
-  const char* local_size;
-  const char* job_id;
-};
-
-// In order of precedence. A lone RANK is somebody else's variable. srun has
-// PMI's variables too (--mpi=pmi2), but not those of Hydra, which may have
-// srun start a process on each host that starts its ranks there. Sources:
-// PyTorch's torchrun documentation, Open MPI's mpirun(1), MPICH's Hydra,
-// Slurm's srun(1) and mpi/pmi2, Cray's PALS (PMI_LOCAL_SIZE).
-constexpr Launcher kLaunchers[] = {
-    {"torchrun", "WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK",
-     "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
-    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK",
-     "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
-    {"pmi", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
-     "MPI_LOCALNRANKS", "PMI_JOBID"},
-    {"srun", "SLURM_PROCID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
-     "", "SLURM_JOB_ID"},
-    {"pmi", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK",
-     "PMI_LOCAL_SIZE", "PMI_JOBID"},
-};
-
-// What a variable says of this host's ranks, and which one it is.
-struct LocalSize {
-  std::string variable;
-  int ranks = 0;
-};
-
-// `ranks`: of the job, which are all here where no variable tells.
-Result<LocalSize> LocalSizeOf(const Launcher& launcher, int ranks,
-                              const GetEnv& get_env) {
-  if (*launcher.local_size != '\0') {
-    LocalSize local{launcher.local_size};
-    TESSERA_TRY(local.ranks, Number(get_env, launcher.local_size, ranks));
-    return local;
-  }
-  for (const char* name :
-       {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
-    const std::string counts = Get(get_env, name);
-    if (counts.empty()) continue;
-    TESSERA_TRY(const int node, Number(get_env, "SLURM_NODEID", 0));
-    if (const auto tasks = TasksOnNode(counts, node)) {
-      return LocalSize{name, *tasks};
-    }
-    return InvalidInput(Text("expected the tasks on each node, as in '4(x2),3'"
-                             ", with node ",
-                             node, ", got '", counts, "'"),
-                        Text("environment variable ", name));
-  }
-  return LocalSize{"", ranks};
-}
-
-Result<RankEnvironment> Detect(const Launcher& launcher,
-                               const GetEnv& get_env) {
-  RankEnvironment found;
-  found.launcher = launcher.name;
-  TESSERA_TRY(found.rank, Number(get_env, launcher.rank));
-  TESSERA_TRY(found.size, Number(get_env, launcher.size));
-  if (found.size < 1 || found.rank >= found.size) {
-    return InvalidInput(Text("rank ", found.rank, " of ", found.size, " (",
-                             launcher.rank, " and ", launcher.size, ")"),
-                        "environment");
-  }
-  TESSERA_TRY(const LocalSize local,
-              LocalSizeOf(launcher, found.size, get_env));
-  found.local_size = local.ranks;
-  if (local.ranks < 1 || local.ranks > found.size) {
-    return InvalidInput(
-        Text("expected 1 to ", found.size, " ranks (", launcher.size,
-             ") on this host, got ", local.ranks),
-        Text("environment variable ", local.variable));
-  }
-  TESSERA_TRY(found.local_rank,
-              Number(get_env, launcher.local_rank, found.rank % local.ranks));
-  if (found.local_rank >= local.ranks) {
-    return InvalidInput(Text("expected a rank below the ", local.ranks,
-                             " of this host, got ", found.local_rank),
-                        Text("environment variable ", launcher.local_rank));
-  }
-
-  const bool slurm = found.launcher == "srun";
-  found.job_id = Get(get_env, kJobId);
-  if (found.job_id.empty()) found.job_id = Get(get_env, launcher.job_id);
-  if (slurm) found.job_id += "." + Get(get_env, "SLURM_STEP_ID");
-  // Of an identifier as long as Open MPI's the store takes 256 bytes.
-  if (found.job_id.size() > 200) found.job_id.resize(200);
-
-  found.master_host = Get(get_env, "MASTER_ADDR");
-  if (found.master_host.empty() && slurm) {
-    std::string nodes = Get(get_env, "SLURM_STEP_NODELIST");
-    if (nodes.empty()) nodes = Get(get_env, "SLURM_NODELIST");
-    if (nodes.empty()) nodes = Get(get_env, "SLURM_JOB_NODELIST");
-    if (!nodes.empty()) {
-      auto hosts = ExpandNodeList(nodes);
-      if (!hosts) return hosts.error().At("environment: SLURM_NODELIST");
-      found.master_host = hosts->front();
-      if (hosts->size() == 1) found.master_host = "127.0.0.1";
-    }
-  }
-  const bool has_address =
-      !found.master_host.empty() && !Get(get_env, "MASTER_PORT").empty();
-  if (found.launcher == "torchrun" && found.size > 1 && !has_address) {
-    return InvalidInput(
-        Text("RANK and WORLD_SIZE are set (rank ", found.rank, " of ",
-             found.size, "), but not MASTER_ADDR and MASTER_PORT"),
-        "environment");
-  }
-  if (found.master_host.empty()) {
-    if (found.local_size < found.size) {
-      return InvalidInput(
-          Text("the ", found.size, " ranks are on several hosts (",
-               found.local_size,
-               " on this one), and MASTER_ADDR, the host of "
-               "rank 0, is not set"),
-          "environment");
-    }
-    found.master_host = "127.0.0.1";
-  }
-  TESSERA_TRY(found.master_port,
-              Number(get_env, "MASTER_PORT",
-                     PortOf(Text(launcher.name, found.job_id))));
-  // There torchrun itself listens on MASTER_PORT.
-  if (Get(get_env, "TORCHELASTIC_USE_AGENT_STORE") == "True") {
-    ++found.master_port;
-  }
-  if (found.master_port < 1 || found.master_port > 65535) {
-    return InvalidInput(Text("no port: ", found.master_port),
-                        "environment variable MASTER_PORT");
-  }
-  if (!Get(get_env, kStoreFd).empty()) {
-    found.launcher = "tessera";
-    if (found.rank == 0) {
-      TESSERA_TRY(found.listen_fd, Number(get_env, kStoreFd));
-    }
-  }
-  return found;
-}
-
-// Whether a process with SLURM_PROCID is one of srun's tasks. The script of
-// sbatch and the shell that salloc may start on a node have the variable too,
-// and SLURM_NTASKS, but are alone: the script outside any step, the shell in
-// the interactive step (slurm.h: SLURM_INTERACTIVE_STEP, the lowest of the
-// special step numbers). Where PMI counts other ranks than Slurm, a task has
-// started them, and they inherit its variables.
-bool IsSlurmTask(const GetEnv& get_env) {
-  const std::string pmi_size = Get(get_env, "PMI_SIZE");
-  if (!pmi_size.empty() && pmi_size != Get(get_env, "SLURM_NTASKS")) {
-    return false;
-  }
-  constexpr uint64_t kInteractiveStep = 0xfffffffa;
-  const std::string step = Get(get_env, "SLURM_STEP_ID");
-  if (step.empty()) return Get(get_env, "ENVIRONMENT") != "BATCH";
-  uint64_t number = 0;
-  std::from_chars(step.data(), step.data() + step.size(), number);
-  return number < kInteractiveStep;
-}
-
-}  // namespace
-
-Result<std::optional<RankEnvironment>> DetectRankEnvironment(
-    const GetEnv& get_env) {
-  for (const Launcher& launcher : kLaunchers) {
-    if (get_env(launcher.rank) == nullptr) continue;
-    if (get_env(launcher.mark) == nullptr) continue;
-    if (launcher.name == std::string_view("srun") && !IsSlurmTask(get_env)) {
-      continue;
-    }
-    TESSERA_TRY(RankEnvironment found, Detect(launcher, get_env));
-    return std::optional<RankEnvironment>(std::move(found));
-  }
-  return std::optional<RankEnvironment>();
-}
-
-Result<std::optional<RankEnvironment>> DetectRankEnvironment() {
-  return DetectRankEnvironment(
-      [](const char* name) { return std::getenv(name); });
-}
-
-StoreOptions StoreOptionsOf(const RankEnvironment& environment) {
-  StoreOptions options;
-  options.host = environment.master_host;
-  options.port = environment.master_port;
-  options.job_id = environment.job_id;
-  options.rank = environment.rank;
-  options.size = environment.size;
-  options.listen_fd = environment.listen_fd;
-  return options;
-}
-
-// ---- Slurm's lists of hosts
-// ---------------------------------------------------
-
-namespace {
-
-// More hosts than any cluster has: a list that names more is a mistake.
-constexpr size_t kMaxHosts = 1 << 20;
-
-// "1-3,07": appends each number, as wide as its first one is written, to each
-// of `names`.
-Result<std::vector<std::string>> AppendRanges(
-    const std::vector<std::string>& names, std::string_view ranges) {
-  std::vector<std::string> suffixes;
-  while (true) {
-    const size_t comma = ranges.find(',');
-    const std::string_view range = ranges.substr(0, comma);
-    const size_t dash = range.find('-');
-    const std::string_view low = range.substr(0, dash);
-    const std::string_view high =
-        dash == std::string_view::npos ? low : range.substr(dash + 1);
-    const std::optional<int> first = ParseWhole<int>(low),
-                             last = ParseWhole<int>(high);
-    if (!first || !last || *first < 0 || *last < *first ||
-        static_cast<size_t>(*last - *first) > kMaxHosts) {
-      return InvalidInput(Text("bad range '", range, "'"));
-    }
-    for (int i = *first; i <= *last; ++i) {
-      const std::string digits = std::to_string(i);
-      const size_t zeros = low.size() - std::min(low.size(), digits.size());
-      suffixes.push_back(std::string(zeros, '0') + digits);
-    }
-    if (comma == std::string_view::npos) break;
-    ranges.remove_prefix(comma + 1);
-  }
-  if (names.size() * suffixes.size() > kMaxHosts) {
-    return InvalidInput("too many hosts");
-  }
-  std::vector<std::string> result;
-  for (const std::string& name : names) {
-    for (const std::string& suffix : suffixes) result.push_back(name + suffix);
-  }
-  return result;
-}
-
-}  // namespace
-
-Result<std::vector<std::string>> ExpandNodeList(std::string_view list) {
-  std::vector<std::string> hosts;
-  std::vector<std::string> names = {""};  // of the element being read
-  const auto finish = [&]() -> Result<void> {
-    for (const std::string& name : names) {
-      if (name.empty()) return InvalidInput(Text("empty name in '", list, "'"));
-      hosts.push_back(name);
-    }
-    names = {""};
-    return {};
-  };
-  for (size_t i = 0; i < list.size(); ++i) {
-    if (list[i] == ',') {
-      TESSERA_RETURN_IF_ERROR(finish());
-    } else if (list[i] == '[') {
-      const size_t end = list.find(']', i);
-      if (end == std::string_view::npos) {
-        return InvalidInput(Text("'[' without ']' in '", list, "'"));
-      }
-      auto longer = AppendRanges(names, list.substr(i + 1, end - i - 1));
-      if (!longer)
-        return InvalidInput(Text(longer.error().message, " in '", list, "'"));
-      names = *std::move(longer);
-      i = end;
-    } else {
-      for (std::string& name : names) name += list[i];
-    }
-  }
-  TESSERA_RETURN_IF_ERROR(finish());
-  return hosts;
-}
-
-// ---- The launcher
-// -------------------------------------------------------------
-
-namespace {
 
 // What ranks write to the launcher: one record per write, so that records stay
 // whole.
@@ -393,10 +67,14 @@ bool Failed(int status) {
 std::vector<std::string> RankVariables(int rank, int nproc, int port,
                                        int store_fd, int error_fd,
                                        const std::string& job_id) {
-  return {Text("RANK=", rank),          Text("LOCAL_RANK=", rank),
-          Text("WORLD_SIZE=", nproc),   Text("LOCAL_WORLD_SIZE=", nproc),
-          "MASTER_ADDR=127.0.0.1",      Text("MASTER_PORT=", port),
-          Text(kJobId, "=", job_id),    Text(kStoreFd, "=", store_fd),
+  return {Text("RANK=", rank),
+          Text("LOCAL_RANK=", rank),
+          Text("WORLD_SIZE=", nproc),
+          Text("LOCAL_WORLD_SIZE=", nproc),
+          "MASTER_ADDR=127.0.0.1",
+          Text("MASTER_PORT=", port),
+          Text(kJobIdVariable, "=", job_id),
+          Text(kStoreFdVariable, "=", store_fd),
           Text(kErrorFd, "=", error_fd)};
 }
 
@@ -442,10 +120,14 @@ std::vector<char*> Environment(const std::vector<std::string>& variables) {
   _exit(127);
 }
 
-// Blocks the signals that the launcher waits for, for as long as it lives.
+// Blocks the signals that the launcher waits for, for as long as it lives. Who
+// started it may ignore SIGCHLD: then nobody would learn how ranks end.
 class BlockedSignals {
  public:
   BlockedSignals() {
+    struct sigaction children = {};
+    children.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &children, &children_before_);
     sigemptyset(&waited_);
     // Nothing comes of SIGPIPE: who reads our words may end before the ranks.
     for (const int s : {SIGCHLD, SIGINT, SIGTERM, SIGPIPE}) {
@@ -464,7 +146,10 @@ class BlockedSignals {
     }
     sigprocmask(SIG_BLOCK, &waited_, &before_);
   }
-  ~BlockedSignals() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  ~BlockedSignals() {
+    sigaction(SIGCHLD, &children_before_, nullptr);
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+  }
   const sigset_t& before() const { return before_; }
   // The next signal, or 0 after a tenth of a second.
   int Next() {
@@ -482,17 +167,17 @@ class BlockedSignals {
   sigset_t waited_;
   sigset_t ending_;  // of these
   sigset_t before_;
+  struct sigaction children_before_ = {};
 };
 
 class Job {
  public:
-  explicit Job(int error_fd) : error_fd_(error_fd) {}
+  explicit Job(FileDescriptor errors) : errors_(std::move(errors)) {}
   ~Job() {
     KillAll();
     for (RankProcess& rank : ranks_) {
       if (rank.running) waitpid(rank.pid, nullptr, 0);
     }
-    close(error_fd_);
   }
 
   void Add(pid_t pid) { ranks_.push_back({pid, true, 0}); }
@@ -603,7 +288,7 @@ class Job {
 
   void ReadReports() {
     Report report;
-    while (read(error_fd_, &report, sizeof(report)) == sizeof(report)) {
+    while (read(errors_.get(), &report, sizeof(report)) == sizeof(report)) {
       reports_.push_back(report);
     }
   }
@@ -689,7 +374,7 @@ class Job {
     return bad_input ? 2 : 1;
   }
 
-  const int error_fd_;
+  const FileDescriptor errors_;  // what ranks report
   std::vector<RankProcess> ranks_;
   std::vector<Report> reports_;
   std::optional<size_t> first_failed_;
@@ -705,15 +390,14 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
   if (pipe2(error_pipe, O_CLOEXEC) != 0) {
     return Unavailable(Text("cannot make a pipe: ", std::strerror(errno)));
   }
-  fcntl(error_pipe[0], F_SETFL, O_NONBLOCK);
-  fcntl(error_pipe[1], F_SETFD, 0);  // the ranks inherit this end
+  FileDescriptor errors(error_pipe[0]);
+  FileDescriptor errors_of_ranks(error_pipe[1]);
+  fcntl(errors.get(), F_SETFL, O_NONBLOCK);
+  fcntl(errors_of_ranks.get(), F_SETFD, 0);  // the ranks inherit this end
+  TESSERA_TRY(const ListeningSocket socket, ListenOnLoopback());
+  FileDescriptor listener(socket.fd);
   BlockedSignals signals;
-  Job job(error_pipe[0]);
-  auto socket = ListenOnLoopback();
-  if (!socket) {
-    close(error_pipe[1]);
-    return socket.error();
-  }
+  Job job(std::move(errors));
   std::random_device random;
   const std::string job_id = Text("tessera-", random(), "-", random());
 
@@ -731,11 +415,11 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
     interrupted = signals.Ending();
     if (interrupted) break;
     const std::vector<std::string> variables = RankVariables(
-        rank, nproc, socket->port, socket->fd, error_pipe[1], job_id);
+        rank, nproc, socket.port, socket.fd, errors_of_ranks.get(), job_id);
     std::vector<char*> envp = Environment(variables);
     const pid_t pid = fork();
     if (pid == 0) {
-      BecomeRank(rank, launcher, job.group(), socket->fd, signals.before(),
+      BecomeRank(rank, launcher, job.group(), socket.fd, signals.before(),
                  argv.data(), envp.data());
     }
     if (pid < 0) {
@@ -746,8 +430,9 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
       job.Add(pid);
     }
   }
-  close(error_pipe[1]);
-  close(socket->fd);
+  // From here on the ranks alone have them.
+  errors_of_ranks = FileDescriptor();
+  listener = FileDescriptor();
   if (failure) return *failure;
   if (interrupted) {
     std::cerr << "tessera: interrupted before all ranks were started"

@@ -143,6 +143,18 @@ fails 2 "no-such.safetensors" run "${tiny[@]}" "${text[@]}" --nproc 2 \
 fails 2 "no-such.pb" run "${tiny[@]}" "${text[@]}" --nproc 2 \
   --profile no-such.pb
 
+# PyTorch's own files.
+mkdir "$work/pickled"
+printf 'PK\003\004 and more of a zip' >"$work/pickled/pytorch_model.bin"
+fails 2 "pickled: has pytorch_model.bin: expected safetensors" \
+  run "${tiny[@]}" "${text[@]}" --load "$work/pickled"
+fails 2 "pytorch_model.bin: is no safetensors file$" \
+  run "${tiny[@]}" "${text[@]}" --load "$work/pickled/pytorch_model.bin"
+WORLD_SIZE=2 LOCAL_RANK=1 fails 2 "RANK: is not set, but WORLD_SIZE \(2\) and" \
+  run "${tiny[@]}" "${text[@]}"
+RANK=2 WORLD_SIZE=2 fails 2 "RANK: expected a rank below the 2 of WORLD_SIZE" \
+  run "${tiny[@]}" "${text[@]}"
+
 # A pipe without a writer is not waited for.
 mkfifo "$work/pipe" "$work/pipe.index.json"
 fails 2 "pipe: not a regular file" run "${tiny[@]}" --data "$work/pipe"
@@ -231,6 +243,17 @@ fails 2 "is --trace too" simulate "${tiny[@]}" --cluster local-cpu:1 \
   --trace "$work/a.json" -o "$work/a.json"
 fails 2 "is --log too" run "${tiny[@]}" "${text[@]}" --log "$work/x" \
   --trace "$work/x"
+for name in x.step-1 x.lock; do
+  fails 2 "--log: '.*/$name' has the name of a file that --save keeps beside" \
+    run "${tiny[@]}" "${text[@]}" --log "$work/$name" --save "$work/x"
+  fails 2 "--data: '.*/$name' has the name of a file that --save keeps beside" \
+    run "${tiny[@]}" --data "$work/$name" --save "$work/x"
+done
+for flag in --log --save --trace --tune --export; do
+  fails 2 "$flag: '-' is no name here: expected a file's" \
+    run "${tiny[@]}" "${text[@]}" $flag -
+done
+[[ ! -e - ]] || fail "a file of the name '-'"
 fails 2 "cannot write beside" run "${tiny[@]}" "${text[@]}" --save /proc/x
 
 # Names of files are shown as they are, but for what moves the cursor.
@@ -272,6 +295,18 @@ fails 2 "balance=speed has no effect: samples and layers are too few" \
 fails 2 "schedule: has no effect: needs pp" \
   simulate --model zoo:gpt2-tiny --global-batch 8 --seq-len 16 "${cpu[@]}" \
   --strategy schedule=gpipe
+fails 2 "--strategy: vp: has no effect: needs pp" \
+  simulate --model zoo:gpt2-tiny --global-batch 8 --seq-len 16 "${cpu[@]}" \
+  --strategy vp=2
+fails 2 "no causal attention splits its sequence: expected cp-balance=none$" \
+  simulate --model "$examples/models/bert-tiny" --global-batch 8 --seq-len 16 \
+  --cluster local-cpu:2 --strategy cp=2,cp-balance=zigzag
+sed -e 's/"num_attention_heads": [0-9]*/"num_attention_heads": 4/' \
+  -e 's/"num_key_value_heads": [0-9]*/"num_key_value_heads": 2/' \
+  "$examples/models/llama-3.2-1b/config.json" >"$work/grouped.json"
+fails 2 "2 key/value heads of 2 query heads each cannot be split over 3 ranks" \
+  simulate --model "$work/grouped.json" --global-batch 8 --seq-len 16 \
+  --cluster local-cpu:3 --strategy tp=3
 
 # Fields of the cluster.
 on=(simulate "${cpu[@]}" --model "$config" --global-batch 8 --seq-len 16)

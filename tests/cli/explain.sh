@@ -157,23 +157,38 @@ grep -q "^what binds: " "$work/text" || fail "Ctrl-C took the answer back"
 
 fails 2 "which-strategy" explain "${tiny[@]}" "${cluster[@]}" --proposals 10
 
-# A plan that leaves devices out is explained among the plans of its devices.
+# A plan that leaves devices out is explained among the plans of its devices,
+# and told and priced as what it is on the whole cluster.
 part=(--model "$examples/models/gpt2-tiny/config.json" --global-batch 16
   --seq-len 64 --dtype fp16)
-"$tessera" simulate "${part[@]}" --cluster dgx-h100:1x2 --strategy zero=1 \
-  --plan-out "$work/part.json" >/dev/null 2>&1
-"$tessera" explain "${part[@]}" --cluster dgx-h100:1x2+titan-rtx-pair:1 \
-  --plan "$work/part.json" --json >"$work/explain.json" 2>"$work/stderr"
+"$tessera" simulate "${part[@]}" --cluster dgx-h100:1x2 \
+  --strategy zero=1,offload=optimizer:host --plan-out "$work/part.json" \
+  >/dev/null 2>&1
+python3 - "$work/part.json" <<'PYTHON'
+import json, sys
+plan = json.load(open(sys.argv[1]))
+plan["groups"][0]["devices"] = [2, 3]
+json.dump(plan, open(sys.argv[1], "w"))
+PYTHON
+on=(--cluster titan-rtx-pair:1+dgx-h100:1x2 --plan "$work/part.json")
+"$tessera" explain "${part[@]}" "${on[@]}" --json >"$work/explain.json" \
+  2>"$work/stderr"
 grep -q "the plan uses 2 of the 4 devices" "$work/stderr" || fail "not said"
-check 'j["strategy"].startswith("dp2 tp1 pp1 mbs1 zero1 sp0")'
-"$tessera" simulate "${part[@]}" --cluster dgx-h100:1x2+titan-rtx-pair:1 \
-  --plan "$work/part.json" --json >"$work/simulate.json" 2>/dev/null
+"$tessera" simulate "${part[@]}" "${on[@]}" --json >"$work/simulate.json" \
+  2>/dev/null
+"$tessera" explain "${part[@]}" "${on[@]}" >"$work/text" 2>/dev/null
+grep -q "on devices 2-3" "$work/text" || fail "other devices"
+grep -q "its devices alone, links not shared" "$work/text" || fail "not said"
 python3 - "$work/explain.json" "$work/simulate.json" <<'PYTHON' || fail "other"
 import json, sys
 explained, simulated = (json.load(open(f)) for f in sys.argv[1:])
 assert explained["step_time_s"] == simulated["step_time_s"]
-assert simulated["strategy"] == \
-    "dp2 tp1 pp1 mbs1 zero1 sp0 on 2 of 4 devices", simulated["strategy"]
+assert explained["strategy"] == simulated["strategy"]
+assert simulated["strategy"].startswith("dp2 tp1 pp1 mbs1 zero1 sp0 ")
+assert simulated["strategy"].endswith(" on 2 of 4 devices"), simulated
+tensor = next(d for d in explained["decisions"]
+              if d["decision"] == "tensor parallelism")
+assert tensor["chosen"] == "tp 1, dp 2", tensor
 PYTHON
 
 # The plan for another program: a shell reads what --json has.

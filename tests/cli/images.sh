@@ -78,6 +78,19 @@ averages = [name for name in header if ".running_" in name]
 norms = [name for name in header if name.endswith("normalization.weight")]
 assert len(averages) == 2 * len(norms) > 0, header.keys()
 END
+# A head beside a model that ends before it is passed over.
+"$tessera" run "${model[@]}" --steps 1 --load "$work/exported" \
+  --set 'model.architectures=["ResNetModel"]' >/dev/null 2>"$work/stderr"
+grep -q "exported: 2 tensors of a head that the model has not are passed over" \
+  "$work/stderr" || fail "$(cat "$work/stderr")"
+# What transformers has not is exported as the graph has it.
+vit=(--model zoo:vit-tiny --global-batch 4 --steps 1)
+"$tessera" run "${vit[@]}" --export "$work/vit" >/dev/null 2>"$work/stderr"
+! grep -q transformers "$work/stderr" || fail "$(cat "$work/stderr")"
+"$tessera" run "${vit[@]}" --set model.qk_norm=true --export "$work/own" \
+  >/dev/null 2>"$work/stderr"
+grep -q "own: .* transformers does not take: its 'vit' has no qk_norm" \
+  "$work/stderr" || fail "$(cat "$work/stderr")"
 head -c 3000 "$work/images.bin" >"$work/cut.bin"
 fails 2 "cut.bin: has 3000 bytes: expected records of 3073" run "${model[@]}" \
   --data "$work/cut.bin"

@@ -43,3 +43,27 @@ code=0
 wait $job || code=$?
 [[ $code == 130 && -s $work/script ]] ||
   fail "exit code $code, or no checkpoint: $(cat "$work/stderr")"
+
+# A rank that waits for another one, of its own and in the background, where a
+# shell has it ignore SIGINT.
+for verb in run profile; do
+  more=("${text[@]}" --steps 1)
+  if [[ $verb == profile ]]; then
+    more=(--cluster local-cpu:2 -o "$work/waits.profile.pb")
+  fi
+  RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
+    MASTER_PORT=$((20000 + ($$ + 1) % 10000)) \
+    "$tessera" $verb "${tiny[@]}" "${more[@]}" >"$work/stdout" \
+    2>"$work/stderr" &
+  job=$!
+  for _ in $(seq 300); do
+    if grep -q "waiting for rank 1" "$work/stderr"; then break; fi
+    sleep 0.1
+  done
+  kill -INT $job
+  code=0
+  wait $job || code=$?
+  [[ $code == 130 ]] || fail "$verb: exit code $code: $(cat "$work/stderr")"
+  grep -q "rank 0: interrupted as rank 0 waited for rank 1" "$work/stderr" ||
+    fail "$verb: not said to be interrupted: $(cat "$work/stderr")"
+done

@@ -81,6 +81,32 @@ json 'j["first_step"] == 4 and (j["losses"] ==
   json.load(open("'"$work/whole.json"'"))["losses"][4:])' \
   "$work/older.json" >/dev/null
 
+# What another run has left is not replaced, nor removed, nor is a file that is
+# no checkpoint.
+sums=$(cd "$kept" && sha256sum -- *)
+other=("${training[@]/#5/9}" --steps 1 --log "$work/whole.jsonl")
+log=$(sha256sum <"$work/whole.jsonl")
+fails 2 "--save: '$kept/x' is a checkpoint of 'gpt2-tiny' behind step 6, which \
+this run would replace: expected --load '$kept/x' to go on from it, another \
+FILE, or that you remove it$" run "${other[@]}" --save "$kept/x"
+fails 2 "--save: '$kept/x' is a checkpoint .* behind step 6" \
+  run "${training[@]}" --steps 1 --load "$work/half" --save "$kept/x"
+mv "$kept/x" "$work/aside"
+fails 2 "--save: '$kept/x.step-5' is a checkpoint that --keep-checkpoints of \
+this run would remove: expected --load '$kept/x.step-5' to go on" \
+  run "${other[@]}" --save "$kept/x" --keep-checkpoints 2
+mv "$work/aside" "$kept/x"
+fails 2 "--save: '$kept/notes' is there, and no checkpoint of a run: expected \
+another FILE, or that you remove it$" \
+  run "${other[@]}" --save "$(echo mine >"$kept/notes" && echo "$kept/notes")"
+[[ $(cat "$kept/notes") == mine ]] || fail "a file of another kind is replaced"
+rm "$kept/notes"
+[[ $(cd "$kept" && sha256sum -- *) == "$sums" ]] || fail "$(ls "$kept")"
+[[ $(sha256sum <"$work/whole.jsonl") == "$log" ]] || fail "the log is replaced"
+# An empty file is but a name.
+"$tessera" run "${training[@]}" --steps 1 --save "$(mktemp -p "$work")" \
+  >/dev/null 2>"$work/stderr"
+
 # A disk that is full (here a limit on files, which is an error too once its
 # signal is not heard), or a name for which there is no older one: all stays.
 one=("${tiny[@]}" "${text[@]}" --nproc 1)
@@ -120,6 +146,8 @@ for seconds in 0 0.07 0.13 0.21; do
   kill -KILL $job
   { wait $job; } 2>/dev/null || true
 done
+# The last one's lock, whose file a kill has left, is nobody's.
+[[ -e $work/killed/x.lock ]] || fail "no lock of a run that was killed"
 last=$("$tessera" run "${one[@]}" --steps 1 --load "$work/killed/x" --json \
   --save "$work/killed/x" --keep-checkpoints 3 2>"$work/stderr" |
   python3 -c 'import json, sys; print(json.load(sys.stdin)["first_step"])') ||
@@ -127,6 +155,30 @@ last=$("$tessera" run "${one[@]}" --steps 1 --load "$work/killed/x" --json \
 [[ $(ls "$work/killed") == $(printf "%s\n" x "x.step-$((last - 1))" \
   "x.step-$last" | sort) ]] ||
   fail "$(ls "$work/killed")"
+
+# One run at a time writes a checkpoint, also where it does not write it yet;
+# and one that cannot be written ends the run, which was not started wrongly.
+mkdir "$work/writing"
+: >"$work/stdout.0"
+"$tessera" run "${tiny[@]}" "${text[@]}" --nproc 2 --steps 1000000 \
+  --save "$work/writing/x" >"$work/stdout.0" 2>"$work/stderr.0" &
+job=$!
+for _ in $(seq 300); do
+  if grep -q "^step 2 " "$work/stdout.0"; then break; fi
+  sleep 0.1
+done
+for ranks in 1 2; do
+  fails 2 "--save: $work/writing/x: another process writes it \(and has locked \
+'$work/writing/x.lock'\)$" \
+    run "${tiny[@]}" "${text[@]}" --nproc $ranks --save "$work/writing/x"
+done
+rm -r "$work/writing"
+kill -INT $job
+code=0
+wait $job || code=$?
+[[ $code == 1 ]] || fail "$code: $(cat "$work/stderr.0")"
+grep -qE "x: cannot create: No such file or directory; the checkpoint of step \
+[0-9]+ is not written$" "$work/stderr.0" || fail "$(cat "$work/stderr.0")"
 
 # Weights as the family publishes them, from two ranks into one; a folder has
 # those of one model, and what cannot be written is said before the first step.
@@ -260,7 +312,10 @@ warns "ends behind step 4, within the warm-up of 50 steps .*reaches 2.4e-05" \
   "${text[@]}" --warmup 50
 warns "the learning rate is 0 from step 3 on \(--decay-steps\), and this run" \
   "${text[@]}" --decay linear --decay-steps 2
+warns "the learning rate is 0 from step 3 on \(--decay-steps\), and this run" \
+  "${text[@]}" --warmup 2 --decay cosine --decay-steps 1
 silent "${text[@]}" --warmup 4
+silent "${text[@]}" --warmup 4 --decay cosine --decay-steps 1
 silent "${text[@]}" --decay linear --decay-steps 2 --min-lr 1e-4
 silent "${text[@]}" --decay linear --decay-steps 4
 
@@ -307,6 +362,15 @@ steps = collections.Counter(json.loads(line)["step"]
                             for line in open(sys.argv[1]))
 assert set(steps) <= set(range(1, 101)) and steps[100] > 0, steps
 END
+
+# A log says by what the loss is scaled, where it is.
+"$tessera" run "${one[@]}" --steps 2 --dtype fp16 --log "$work/scaled.jsonl" \
+  --json >"$work/scaled.json" 2>"$work/stderr"
+[[ $(grep -c '"loss_scale": 65536, "skipped": false}$' \
+  "$work/scaled.jsonl") == 2 ]] || fail "$(cat "$work/scaled.jsonl")"
+json 'j["loss_scales"] == [65536, 65536] and j["skipped_steps"] == []' \
+  "$work/scaled.json" >/dev/null
+! grep -q loss_scale "$work/both.jsonl" || fail "a scale of fp32"
 
 # Files of offloaded state have no room.
 if unshare -rm true 2>/dev/null; then

@@ -1,5 +1,5 @@
 // The gradients of queries, keys and values, or of a gate, as one product with
-// their weights (runtime/executor_fusion.cc), on a device that has CUDA's fused
+// their weights (runtime/fuse_calls.cc), on a device that has CUDA's fused
 // kernels: the losses and weights of the CPU, which makes a product of each.
 
 #include <string>

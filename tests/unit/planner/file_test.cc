@@ -1,16 +1,46 @@
 #include "planner/base/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "tests/support/temp_path.h"
+
+namespace {
+
+struct WrittenBack {
+  off_t begin = 0;
+  bool waited = false;
+  bool operator==(const WrittenBack&) const = default;
+};
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
+std::vector<WrittenBack> written_back;
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
+int write_back_error = 0;
+
+}  // namespace
+
+// In place of the C library's, to see it called.
+extern "C" int sync_file_range(int file, off_t begin, off_t bytes,
+                               unsigned flags) {
+  written_back.push_back({begin, (flags & SYNC_FILE_RANGE_WAIT_AFTER) != 0});
+  errno = write_back_error;
+  return write_back_error != 0
+             ? -1
+             : static_cast<int>(
+                   syscall(SYS_sync_file_range, file, begin, bytes, flags));
+}
 
 namespace tessera {
 namespace {
@@ -86,6 +116,34 @@ TEST_F(FileTest, IsInPlaceBehindItsCommitAlone) {
   EXPECT_EQ(*ReadFile(path_), "flushed");
 }
 
+// The disk has all but what was written last before Flush waits for it.
+TEST_F(FileTest, IsWrittenBackAsItGrows) {
+  constexpr int64_t kPiece = AtomicFile::kWriteBackBytes;
+  written_back.clear();
+  {
+    auto file = AtomicFile::Create(path_);
+    ASSERT_TRUE(file.has_value());
+    const std::string bytes(kPiece / 2, 'x');
+    ASSERT_TRUE(Write(*file, bytes));
+    EXPECT_EQ(written_back.size(), 0U);
+    ASSERT_TRUE(Write(*file, bytes + "x"));
+    EXPECT_EQ(written_back, (std::vector<WrittenBack>{{0, false}}));
+    ASSERT_TRUE(Write(*file, bytes + bytes));
+    EXPECT_EQ(written_back, (std::vector<WrittenBack>{
+                                {0, false}, {kPiece, false}, {0, true}}));
+    // A disk that is full or broken; what cannot do it is no error.
+    write_back_error = EINVAL;
+    EXPECT_TRUE(Write(*file, bytes + bytes));
+    write_back_error = EIO;
+    const auto broken = Write(*file, bytes + bytes);
+    write_back_error = 0;
+    ASSERT_FALSE(broken.has_value());
+    EXPECT_EQ(broken.error().ToString(),
+              path_ + ": cannot write: Input/output error");
+  }
+  EXPECT_EQ(Names(), std::set<std::string>());
+}
+
 TEST_F(FileTest, UnfinishedOnesVanish) {
   ASSERT_TRUE(WriteFileAtomically(path_, "before"));
   {
@@ -117,6 +175,27 @@ TEST_F(FileTest, WhatKilledWritersLeftVanishes) {
   std::ofstream(path_ + here + ".2147483647.12") << "half";
   ASSERT_TRUE(AtomicFile::Create(path_));
   EXPECT_EQ(Names(), kept);
+}
+
+// Of a process that this one cannot see, in a container of the host's name.
+TEST_F(FileTest, WhatIsBeingWrittenStays) {
+  auto created = AtomicFile::Create(path_);
+  ASSERT_TRUE(created.has_value());
+  std::optional<AtomicFile> file = *std::move(created);
+  const std::string written = *Names().begin();
+  char host[HOST_NAME_MAX + 1] = {};
+  ASSERT_EQ(::gethostname(host, HOST_NAME_MAX), 0);
+  const std::string far = std::string("file.tmp.") + host + ".2147483647.0";
+  fs::rename(folder_ + "/" + written, folder_ + "/" + far);
+  const auto create = [&] { ASSERT_TRUE(AtomicFile::Create(path_)); };
+  create();
+  EXPECT_EQ(Names(), std::set<std::string>{far});
+  ASSERT_TRUE(file->Flush());
+  create();
+  EXPECT_EQ(Names(), std::set<std::string>{far});
+  file.reset();
+  create();
+  EXPECT_EQ(Names(), std::set<std::string>());
 }
 
 TEST_F(FileTest, LinksAreFollowed) {

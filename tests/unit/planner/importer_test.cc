@@ -599,6 +599,8 @@ TEST(Deepseek, DenseModelsNeedNoExperts) {
       "max_position_embeddings": 64, "num_experts_per_tok": null,
       "first_k_dense_replace": )";
   EXPECT_EQ(ErrorOf(dense + "2}"), "");
+  EXPECT_THAT(ErrorOf(dense + "2, \"rope_interleave\": false}"),
+              HasSubstr("rope_interleave: is false: not supported"));
   EXPECT_THAT(ErrorOf(dense + "1, \"moe_intermediate_size\": 4, "
                               "\"n_routed_experts\": 4}"),
               HasSubstr("num_experts_per_tok: missing"));
@@ -879,6 +881,39 @@ TEST(Heads, HaveTheSizeOfTheirFamily) {
     EXPECT_EQ(size("llama", none), 8);
   }
   EXPECT_EQ(size("qwen3", R"(, "head_dim": 16)"), 16);
+  EXPECT_EQ(size("stablelm", R"(, "head_dim": 16)"),
+            8);  // which has no such key
+}
+
+// What rope_parameters does not have is as at the top.
+TEST(Rotary, OfBothPlacesIsTheInner) {
+  const auto theta = [](const std::string& more) {
+    const Graph graph = Import(
+        WriteTemp("theta.json", FourLayers("llama", more)), Options(8, 16));
+    return NodeNamed(graph, "model.layers.0.self_attn.rotary_q")
+        .attribute("theta");
+  };
+  const std::string top = R"(, "rope_theta": 5000)";
+  EXPECT_EQ(theta(top), 5000);
+  EXPECT_EQ(theta(top + R"(, "rope_parameters": {"rope_type": "default"})"),
+            5000);
+  EXPECT_EQ(theta(top + R"(, "rope_parameters": {"rope_type": "default",
+                             "rope_theta": 700})"),
+            700);
+}
+
+// Null is as many as there are queries, whatever the family's default is.
+TEST(Heads, OfKeysMayBeNull) {
+  for (const char* family : {"llama", "smollm3", "starcoder2", "mixtral"}) {
+    std::string config = FourLayers(family, "");
+    const std::string key = "\"num_key_value_heads\": ";
+    config.replace(config.find(key), key.size() + 1, key + "null");
+    const Graph graph = Import(WriteTemp("null.json", config), Options(8, 16));
+    EXPECT_EQ(
+        TensorNamed(graph, "model.layers.0.self_attn.k_proj.weight")->shape[0],
+        4)
+        << family;
+  }
 }
 
 TEST(Windows, MistralHasOneWhereItsConfigDoesNotSay) {
@@ -947,8 +982,14 @@ TEST(Relatives, WhatTellsThemApart) {
   const Graph gemma = Import(Example("gemma-2b"), Options(1, 16));
   EXPECT_NEAR(NodeNamed(gemma, "model.embed_scale").attribute("factor"),
               45.254834, 1e-6);  // sqrt(2048)
+  // Its config says "gelu" and means the approximation.
   EXPECT_EQ(NodeNamed(gemma, "model.layers.0.mlp.act_fn").op->name, "gelu");
   EXPECT_EQ(TensorNamed(gemma, "lm_head.weight"), nullptr);
+  const Graph silu =
+      Import(WriteTemp("gemma1.json", FourLayers("gemma", R"(, "head_dim": 8,
+      "hidden_act": "silu")")),
+             Options(1, 16));
+  EXPECT_EQ(NodeNamed(silu, "model.layers.0.mlp.act_fn").op->name, "silu");
   const Graph phi3 = Import(Example("phi-3-mini"), Options(1, 16));
   EXPECT_EQ(NodeNamed(phi3, "model.layers.0.self_attn").attribute("window"),
             2047);
@@ -1148,6 +1189,8 @@ TEST(Decoders, RefusedKeys) {
             "attn_logit_softcapping: is 50: not supported"},
         Row{"gemma3", R"("final_logit_softcapping": 30)",
             "final_logit_softcapping: is 30: not supported"},
+        Row{"gemma", R"("use_bidirectional_attention": true)",
+            "use_bidirectional_attention"},
         Row{"gemma3_text", R"("use_bidirectional_attention": true)",
             "use_bidirectional_attention: is true: not supported"},
         Row{"gemma3_text", R"("rope_parameters": {
@@ -1546,6 +1589,25 @@ TEST(T5, LayersOfEachStackAreOneClassButForTheirEnds) {
   // The last one begins the sum of the gradients of the encoder's result.
   for (size_t b = 9; b <= 12; ++b) EXPECT_EQ(classes[b], classes[8]) << b;
   EXPECT_NE(classes[13], classes[8]);
+}
+
+// As transformers 5 has them: a head is scaled where it is tied, unless a key
+// that it writes says otherwise.
+TEST(T5, HeadsAreScaledByKeys) {
+  const auto is_scaled = [](const std::string& keys) {
+    const Graph graph =
+        Import(WriteTemp("head.json", R"({"model_type": "t5", "d_model": 8,
+                   "d_ff": 16, "num_heads": 2, "num_layers": 1,
+                   "is_encoder_decoder": true, )" +
+                                          keys + "}"),
+               Options(2, 16));
+    return std::ranges::find(graph.nodes, "lm_head.scale", &Node::name) !=
+           graph.nodes.end();
+  };
+  EXPECT_TRUE(is_scaled(R"("tie_word_embeddings": true)"));
+  EXPECT_FALSE(is_scaled(R"("tie_word_embeddings": false)"));
+  EXPECT_FALSE(is_scaled(
+      R"("tie_word_embeddings": true, "scale_decoder_outputs": false)"));
 }
 
 TEST(T5, CrossAttentionAndBiases) {

@@ -15,11 +15,15 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <span>
 #include <string>
 
 #include "planner/base/element_count.h"
 #include "planner/base/file.h"
+#include "planner/io/json_value.h"
 #include "runtime/float16.h"
+#include "runtime/placement.h"
+#include "runtime/weight_export.h"
 #include "tests/support/tiny_training.h"
 
 namespace tessera {
@@ -300,6 +304,25 @@ TEST_F(PublishedFilesTest, AnInterruptedExportLeavesNothing) {
   ASSERT_FALSE(trained.has_value());
   EXPECT_EQ(trained.error().code, ErrorCode::kInterrupted);
   EXPECT_FALSE(std::filesystem::exists(back_));
+  // None of the folders that were made for it either.
+  run.export_folder = back_ + "/of/it";
+  stop = false;
+  EXPECT_FALSE(TrainTiny(graph, *tasks, TinyTokens(), run).has_value());
+  EXPECT_FALSE(std::filesystem::exists(back_));
+  std::filesystem::create_directory(back_);
+  stop = false;
+  EXPECT_FALSE(TrainTiny(graph, *tasks, TinyTokens(), run).has_value());
+  EXPECT_TRUE(std::filesystem::is_empty(back_));
+}
+
+TEST_F(PublishedFilesTest, AFolderThatCannotBeReadIsAnError) {
+  EXPECT_TRUE(CheckHasNoWeights(folder_ + "/none").has_value());
+  const std::string file = folder_ + "/file";
+  std::ofstream(file) << "no folder";
+  const auto unread = CheckHasNoWeights(file);
+  ASSERT_FALSE(unread.has_value());
+  EXPECT_EQ(unread.error().ToString(),
+            file + ": cannot read the folder: Not a directory");
 }
 
 // Where another run has put them there since this one began.
@@ -447,6 +470,111 @@ TEST_F(PublishedFilesTest, WhatIsMissingOrOfAnotherShapeIsNamed) {
             folder_ +
                 "/model.safetensors.index.json: weight_map: names no files: "
                 "expected an object of tensors' files");
+}
+
+// Every family's weights, whole, from files with what published ones have, and
+// from those with transformers 5's names and fused experts.
+TEST_F(PublishedFilesTest, EveryFormOfAFileGivesTheSameWeights) {
+  for (const std::string& config :
+       {TinyBert(1), TinyT5(1), TinyT5(1, /*gated=*/true), TinyVit(1),
+        TinyResNet(), TinyDeepseek(2), TinyMixtral(1),
+        TinyQwen(1, /*experts=*/true)}) {
+    SCOPED_TRACE(config);
+    const PublishedLayout layout = {
+        .family = ParseJson(config)->Field("model_type").text};
+    const Graph graph = ImportTiny(config, 4, 8, DType::kFloat32);
+    std::map<const Tensor*, std::vector<float>> weights;
+    for (const Tensor& weight : graph.tensors) {
+      if (weight.kind != TensorKind::kWeight) continue;
+      std::vector<float>& values = weights[&weight];
+      for (int64_t i = 0; i < ElementCount(weight.shape); ++i) {
+        values.push_back(ValueAt(weights.size(), i));
+      }
+    }
+    for (const bool in_memory : {false, true}) {
+      SCOPED_TRACE(in_memory);
+      const auto tensors = PublishedTensors(
+          layout, graph,
+          in_memory ? PublishedExperts::kFused : PublishedExperts::kEach);
+      std::vector<SafetensorsEntry> entries;
+      for (const PublishedTensor& tensor : tensors) {
+        entries.push_back({in_memory
+                               ? OtherPublishedName(layout.family, tensor.name)
+                               : tensor.name,
+                           DType::kFloat32, tensor.shape});
+      }
+      const std::string file = folder_ + "/model.safetensors";
+      auto writer = *SafetensorsWriter::Create(file, entries, {});
+      for (const PublishedTensor& tensor : tensors) {
+        std::vector<float> elements(
+            static_cast<size_t>(ElementCount(tensor.shape)));
+        for (const auto& [weight, piece] : tensor.parts) {
+          PutPiece(piece, weights[weight].data(), elements.data());
+        }
+        ASSERT_TRUE(
+            writer.Write(std::as_bytes(std::span(elements))).has_value());
+      }
+      ASSERT_TRUE(writer.Commit().has_value());
+      const auto files = PublishedFiles::Open(file, layout, graph);
+      ASSERT_TRUE(files.has_value()) << files.error().ToString();
+      for (const auto& [weight, values] : weights) {
+        const auto read =
+            files->Read(*weight, WholeBlock(WholeBox(weight->shape)));
+        ASSERT_TRUE(read.has_value()) << read.error().ToString();
+        EXPECT_EQ(*read, values) << weight->name;
+      }
+    }
+  }
+}
+
+// What files have beside a model's weights: heads of other classes, and of
+// DeepSeek-V3 a layer for a further token, are passed over; a layer that the
+// model lacks is not.
+TEST_F(PublishedFilesTest, PartsThatAreLeftOutAreCounted) {
+  const std::string file = folder_ + "/model.safetensors";
+  const auto opened = [&](const std::string& config,
+                          const std::vector<Given>& more) {
+    const Graph graph = ImportTiny(config, 4, 8, DType::kFloat32);
+    const PublishedLayout layout = {
+        .family = ParseJson(config)->Field("model_type").text};
+    std::vector<Given> tensors;
+    for (const auto& tensor : PublishedTensors(layout, graph)) {
+      tensors.push_back({tensor.name, tensor.shape});
+    }
+    tensors.insert(tensors.end(), more.begin(), more.end());
+    WriteGiven(file, tensors, 0, tensors.size(), DType::kFloat32);
+    const auto files = PublishedFiles::Open(file, layout, graph);
+    if (!files) return files.error().ToString();
+    std::string lines;
+    for (const std::string& line : files->passed_over()) lines += line + "\n";
+    return lines;
+  };
+  const std::vector<Given> tied = {{"bert.embeddings.position_ids", {1, 8}},
+                                   {"cls.predictions.decoder.weight", {40, 16}},
+                                   {"cls.predictions.decoder.bias", {40}}};
+  EXPECT_EQ(opened(TinyBert(1), tied), "");
+  EXPECT_EQ(opened(TinyBert(1),
+                   {{"classifier.weight", {2, 16}}, {"classifier.bias", {2}}}),
+            "2 tensors of a head that the model has not are passed over, such "
+            "as 'classifier.bias'\n");
+  EXPECT_EQ(opened(TinyBert(1), {{"bert.encoder.layer.1.a.weight", {2}}}),
+            file +
+                ": tensor 'bert.encoder.layer.1.a.weight': is no weight of the "
+                "model");
+  const std::string biases =
+      "1 tensor of biases of routers' choices is passed over: "
+      "'model.layers.1.mlp.gate.e_score_correction_bias'\n";
+  EXPECT_EQ(opened(TinyDeepseek(2), {}), biases);
+  const Given norm = {"model.layers.2.input_layernorm.weight", {16}};
+  EXPECT_EQ(opened(TinyDeepseek(2),
+                   {norm, {"model.layers.2.eh_proj.weight", {16, 32}}}),
+            biases +
+                "2 tensors of layers that predict further tokens are passed "
+                "over, such as 'model.layers.2.eh_proj.weight'\n");
+  EXPECT_EQ(opened(TinyDeepseek(2), {norm}),
+            file +
+                ": tensor 'model.layers.2.input_layernorm.weight': is no "
+                "weight of the model");
 }
 
 }  // namespace

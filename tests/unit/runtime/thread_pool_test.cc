@@ -1,6 +1,8 @@
 #include "runtime/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -20,6 +22,22 @@ TEST(ThreadPool, EveryIterationOnce) {
     }
   }
 }
+
+// The sanitizers' own maps exceed any limit.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(ThreadPool, WorksWithFewerThreadsThanAsked) {
+  const auto run = [] {
+    // No memory for more stacks than the C library keeps.
+    const rlimit limit = {1 << 20, 1 << 20};
+    setrlimit(RLIMIT_AS, &limit);
+    ThreadPool pool(100);
+    int sum = 0;
+    pool.For(5, [&](int64_t i) { sum += static_cast<int>(i); });
+    _exit(sum);
+  };
+  EXPECT_EXIT(run(), ::testing::ExitedWithCode(0 + 1 + 2 + 3 + 4), "");
+}
+#endif
 
 // Two iterations that wait for each other run at the same time.
 TEST(ThreadPool, IterationsOverlap) {

@@ -88,6 +88,15 @@ TEST_F(TrainersTest, MegatronHasContext) {
               Not(Contains(StartsWith("cp-balance"))));
 }
 
+// Of 8 replicas of experts' layers 4 share a cut: two instances, but each
+// expert is there once.
+TEST_F(TrainersTest, MegatronNotesInstancesThatDoNotDivideExperts) {
+  EXPECT_THAT(Of("megatron-lm", "ep=8,zero=1,zero-group=4", "mixtral-8x7b",
+                 "dgx-h100:1")
+                  ->notes,
+              Contains(StartsWith("zero-group=4")));
+}
+
 // Tensor ranks that have other experts count as expert ranks: ep 4 with tp 2
 // of which none splits an expert are 8.
 TEST_F(TrainersTest, MegatronCountsTensorRanksWithOtherExperts) {
@@ -181,7 +190,28 @@ TEST_F(TrainersTest, DeepSpeedHasZeroAndOffload) {
   EXPECT_THAT(settings->notes, Contains(StartsWith("nvme_path")));
 }
 
+TEST_F(TrainersTest, DeepSpeedNotesWhatDependsOnTheStage) {
+  const auto notes = [](std::string_view strategy) {
+    return Of("deepspeed", strategy)->notes;
+  };
+  EXPECT_THAT(
+      Of("deepspeed", "zero=2,offload=optimizer:file")->settings.OneLine(),
+      HasSubstr("\"offload_optimizer\": {\"device\": \"cpu\""));
+  EXPECT_THAT(notes("zero=2,offload=optimizer:file"),
+              Contains(StartsWith("offload=optimizer:file")));
+  EXPECT_THAT(notes("zero=1,offload=optimizer:host,gradients:host"),
+              Contains(StartsWith("offload=gradients")));
+  EXPECT_THAT(notes("zero=2,offload=optimizer:host,gradients:host"), IsEmpty());
+  EXPECT_THAT(notes("zero=1,offload=activations:host"),
+              Contains(StartsWith("offload=activations")));
+  EXPECT_THAT(notes("tp=2,order=dp-tp-cp-ep-pp"),
+              Contains(StartsWith("order")));
+  EXPECT_THAT(notes("tp=2"), IsEmpty());
+}
+
 TEST_F(TrainersTest, RefusesWhatAProgramHasNot) {
+  EXPECT_THAT(Of("deepspeed", "tp=2,zero=3").error().ToString(),
+              HasSubstr("ZeRO of stage 2 at most"));
   EXPECT_THAT(Of("deepspeed", "cp=2").error().ToString(),
               HasSubstr("the plan has cp=2"));
   EXPECT_THAT(Of("deepspeed", "tp=2,zero=1")->settings.OneLine(),

@@ -1,5 +1,4 @@
-// RankExecutor::Fuser: calls of several tasks as one kernel's, where the device
-// has it.
+#include "runtime/fuse_calls.h"
 
 #include <algorithm>
 #include <numeric>
@@ -7,28 +6,32 @@
 #include <utility>
 
 #include "planner/lower/fused_kernels.h"
-#include "runtime/executor.h"
 #include "runtime/kernels/extent.h"
 
 namespace tessera {
+namespace {
 
 // Tasks keep their places: a fused call stands at the first one's, and the
 // second one's task is empty. So what the second one reads has to be there
 // before the first one, by the order of computation alone, and nothing else may
 // use what it writes until then. A late call stands at the second one's, and
 // nothing may use in between what the first one writes.
-class RankExecutor::Fuser {
+class Fuser {
  public:
-  explicit Fuser(RankExecutor& executor)
-      : executor_(executor),
-        work_(executor.work_),
-        uses_(executor.tasks_.values.size()),
-        gone_(executor.work_.size(), false),
-        done_by_(executor.work_.size()),
-        work_of_(executor.tasks_.tasks.size(), work_.size()) {
+  Fuser(const RankView& view, const RankDevice& device, StepBuffers& buffers,
+        std::vector<TaskWork>& work)
+      : view_(view),
+        tasks_(view.tasks()),
+        device_(device),
+        buffers_(buffers),
+        work_(work),
+        uses_(tasks_.values.size()),
+        gone_(work.size(), false),
+        done_by_(work.size()),
+        work_of_(tasks_.tasks.size(), work.size()) {
     std::iota(done_by_.begin(), done_by_.end(), size_t{0});
     for (size_t w = 0; w < work_.size(); ++w) {
-      const Task& task = executor_.tasks_.task(work_[w].task);
+      const Task& task = tasks_.task(work_[w].task);
       work_of_[work_[w].task.index()] = w;
       for (ValueId value : task.reads) uses_[Root(value)].push_back({w, false});
       for (ValueId value : task.writes) uses_[Root(value)].push_back({w, true});
@@ -50,25 +53,22 @@ class RankExecutor::Fuser {
     bool writes;
   };
 
-  size_t Root(ValueId value) const {
-    return executor_.roots_[value.index()].index();
-  }
+  size_t Root(ValueId value) const { return buffers_.root(value).index(); }
   const std::vector<Use>& UsesOf(ValueId value) const {
     return uses_[Root(value)];
   }
   bool IsPersistent(ValueId value) const {
-    return executor_.tasks_.values[Root(value)].persistent;
+    return tasks_.values[Root(value)].persistent;
   }
   bool Computes(size_t w) const {
-    const Task& task = executor_.tasks_.task(work_[w].task);
+    const Task& task = tasks_.task(work_[w].task);
     return task.kind == TaskKind::kCompute &&
-           task.stream == StreamRole::kCompute &&
-           !OnHost(task, executor_.tasks_.values);
+           task.stream == StreamRole::kCompute && !OnHost(task, tasks_.values);
   }
   bool IsPlain(size_t w) const {
     return Computes(w) && !work_[w].calls.empty() && work_[w].zeroes.empty();
   }
-  static bool IsList(const Work& work) { return !work.launches.empty(); }
+  static bool IsList(const TaskWork& work) { return !work.launches.empty(); }
 
   // Whether a value that `second` reads is there before `first`.
   bool IsThereBefore(ValueId value, size_t first, size_t second) const {
@@ -95,7 +95,7 @@ class RankExecutor::Fuser {
       return use.work < second || !Computes(use.work);
     });
   }
-  bool CanBeLater(const Call& call, size_t first, size_t second) const {
+  bool CanBeLater(const TaskCall& call, size_t first, size_t second) const {
     const auto can = [&](bool writes) {
       return [=, this](ValueId value) {
         return value.valid() && CanBeLater(value, writes, first, second);
@@ -117,7 +117,7 @@ class RankExecutor::Fuser {
     const std::string_view name = work_[w].calls[0].kernel->name;
     return std::ranges::any_of(FusedKernels(), [&](const FusedKernel& fused) {
       return fused.first == name &&
-             executor_.device_.FindFusedKernel(fused.name) != nullptr &&
+             device_.FindFusedKernel(fused.name) != nullptr &&
              FuseWithLater(w, fused);
     });
   }
@@ -125,7 +125,7 @@ class RankExecutor::Fuser {
   // With the first later task for which it can be.
   bool FuseWithLater(size_t first, const FusedKernel& fused) {
     const bool chain = fused.kind == FusedKernel::Kind::kChain;
-    const Call& call = work_[first].calls[0];
+    const TaskCall& call = work_[first].calls[0];
     const std::vector<ValueId>& values = chain ? call.writes : call.reads;
     if (values.empty() || !values[0].valid()) return false;
     const ValueId shared = values[0];
@@ -141,8 +141,8 @@ class RankExecutor::Fuser {
   }
 
   bool CanFuse(size_t first, size_t second, const FusedKernel& fused) const {
-    const Work& a = work_[first];
-    const Work& b = work_[second];
+    const TaskWork& a = work_[first];
+    const TaskWork& b = work_[second];
     if (!IsPlain(second) || a.calls.size() != b.calls.size() ||
         IsList(a) != IsList(b) || (!IsList(a) && a.calls.size() > 1)) {
       return false;
@@ -169,15 +169,15 @@ class RankExecutor::Fuser {
   }
 
   // Where the first one's result stands among the operands of the second.
-  static size_t PlaceInChain(const Call& a, const Call& b) {
+  static size_t PlaceInChain(const TaskCall& a, const TaskCall& b) {
     return static_cast<size_t>(std::ranges::find(b.reads, a.writes[0]) -
                                b.reads.begin());
   }
 
   bool AreChain(size_t first, size_t second, size_t i,
                 const FusedKernel& fused) const {
-    const Call& a = work_[first].calls[i];
-    const Call& b = work_[second].calls[i];
+    const TaskCall& a = work_[first].calls[i];
+    const TaskCall& b = work_[second].calls[i];
     const size_t place = PlaceInChain(a, b);
     // What is added to is never the first result of a fused kernel.
     const bool adds =
@@ -200,8 +200,8 @@ class RankExecutor::Fuser {
   // Or branches.
   bool AreSiblings(size_t first, size_t second, size_t i,
                    const FusedKernel& fused) const {
-    const Call& a = work_[first].calls[i];
-    const Call& b = work_[second].calls[i];
+    const TaskCall& a = work_[first].calls[i];
+    const TaskCall& b = work_[second].calls[i];
     const bool branches = fused.kind == FusedKernel::Kind::kBranches;
     return a.reads[0] == b.reads[0] && AddAlike(a, b, fused) &&
            std::ranges::all_of(b.reads, [&](ValueId read) {
@@ -212,7 +212,8 @@ class RankExecutor::Fuser {
   }
 
   // One flag says for both calls whether they add to results.
-  static bool AddAlike(const Call& a, const Call& b, const FusedKernel& fused) {
+  static bool AddAlike(const TaskCall& a, const TaskCall& b,
+                       const FusedKernel& fused) {
     return (a.accumulate == b.accumulate || !a.kernel->accumulates) &&
            (!b.accumulate || fused.accumulates);
   }
@@ -228,8 +229,8 @@ class RankExecutor::Fuser {
 
   void Fuse(size_t first, size_t second, const FusedKernel& fused) {
     for (size_t i = 0; i < work_[first].calls.size(); ++i) {
-      Call& a = work_[first].calls[i];
-      Call& b = work_[second].calls[i];
+      TaskCall& a = work_[first].calls[i];
+      TaskCall& b = work_[second].calls[i];
       if (fused.kind != FusedKernel::Kind::kSiblings) {
         const size_t place =
             fused.kind == FusedKernel::Kind::kChain ? PlaceInChain(a, b) : 0;
@@ -239,7 +240,7 @@ class RankExecutor::Fuser {
           a.operands.push_back(b.operands[r]);
         }
         if (!fused.keeps_first) {
-          executor_.buffer_bytes_[Root(a.writes[0])] = {};
+          buffers_.Drop(a.writes[0]);
           a.writes.erase(a.writes.begin());
           a.results.erase(a.results.begin());
         }
@@ -247,19 +248,19 @@ class RankExecutor::Fuser {
       for (size_t k = 0; k < b.writes.size(); ++k) {
         a.writes.push_back(b.writes[k]);
         a.results.push_back(b.results[k]);
-        if (!fused.late) work_[first].fused.push_back(b.writes[k]);
+        if (!fused.late) work_[first].also_uses.push_back(b.writes[k]);
       }
       a.attributes.insert(a.attributes.end(), b.attributes.begin(),
                           b.attributes.end());
-      a.kernel = executor_.device_.FindFusedKernel(fused.name);
+      a.kernel = device_.FindFusedKernel(fused.name);
       a.accumulate = b.accumulate;
       a.alone = a.alone && b.alone;
     }
     if (fused.late) {
-      for (const Call& call : work_[first].calls) {
+      for (const TaskCall& call : work_[first].calls) {
         for (const auto* values : {&call.reads, &call.writes}) {
           for (ValueId value : *values) {
-            work_[second].fused.push_back(value);
+            work_[second].also_uses.push_back(value);
             UseLater(value, first, second);
           }
         }
@@ -271,14 +272,14 @@ class RankExecutor::Fuser {
     done_by_[second] = first;
     work_[second].calls.clear();
     work_[second].launches.clear();
-    if (IsList(work_[first])) executor_.PlanLaunches(work_[first]);
+    if (IsList(work_[first])) PlanLaunches(work_[first]);
   }
 
   // A sum of products (the gradients of what queries, keys and values are made
   // of): each of them adds to the first one's result.
   void AddIntoOneSum(size_t w) {
     if (!IsPlain(w) || IsList(work_[w])) return;
-    Call& sum = work_[w].calls[0];
+    TaskCall& sum = work_[w].calls[0];
     if (sum.kernel->name != "sum" || sum.accumulate || sum.reads.size() < 2) {
       return;
     }
@@ -287,13 +288,12 @@ class RankExecutor::Fuser {
     for (ValueId term : sum.reads) {
       if (!term.valid()) return;
       const size_t writer = UsesOf(term).front().work;
-      const Work& work = work_[writer];
+      const TaskWork& work = work_[writer];
       if (!IsPlain(writer) || IsList(work) ||
           work.calls[0].kernel->name != "linear_dx" ||
           !work.calls[0].kernel->accumulates || work.calls[0].accumulate ||
           work.calls[0].writes[0] != term || !IsBetween(term, writer, w) ||
-          executor_.tasks_.value(term).dtype !=
-              executor_.tasks_.value(total).dtype) {
+          tasks_.value(term).dtype != tasks_.value(total).dtype) {
         return;
       }
       writers.push_back(writer);
@@ -304,12 +304,12 @@ class RankExecutor::Fuser {
       return;
     }
     for (size_t writer : writers) {
-      Call& call = work_[writer].calls[0];
-      executor_.buffer_bytes_[Root(call.writes[0])] = {};
+      TaskCall& call = work_[writer].calls[0];
+      buffers_.Drop(call.writes[0]);
       call.writes = sum.writes;
       call.results = sum.results;
       call.accumulate = writer != writers[0];
-      work_[writer].fused.push_back(total);
+      work_[writer].also_uses.push_back(total);
     }
     gone_[w] = true;
     work_[w].calls.clear();
@@ -338,12 +338,12 @@ class RankExecutor::Fuser {
       factors.push_back(*factor);
     }
     std::ranges::sort(factors, {}, &Factor::w);
-    const DType dtype = executor_.tasks_.value(factors[0].dy).dtype;
+    const DType dtype = tasks_.value(factors[0].dy).dtype;
     std::vector<ValueId> weights;
     int64_t columns = 0;
     for (const Factor& factor : factors) {
-      if (executor_.tasks_.value(factor.dy).dtype != dtype ||
-          executor_.tasks_.value(factor.w).dtype != dtype ||
+      if (tasks_.value(factor.dy).dtype != dtype ||
+          tasks_.value(factor.w).dtype != dtype ||
           factor.rows != factors[0].rows || factor.width != factors[0].width ||
           std::ranges::count(factors, factor.dy, &Factor::dy) != 1 ||
           !MayHaveGaps(factor.dy, products)) {
@@ -352,30 +352,27 @@ class RankExecutor::Fuser {
       weights.push_back(factor.w);
       columns += factor.columns;
     }
-    if (!LieTogether(weights)) return;
+    if (!buffers_.LayTogether(weights)) return;
 
     const ValueId first = factors[0].dy;
-    int64_t before = 0;
     for (const Factor& factor : factors) {
-      executor_.offsets_[factor.dy.index()] = {before * SizeOf(dtype)};
-      before += factor.columns;
       for (const Use& use : UsesOf(factor.dy)) {
-        for (Call& call : work_[DoneBy(use.work)].calls) {
+        for (TaskCall& call : work_[DoneBy(use.work)].calls) {
           SetRows(call.reads, call.operands, factor, columns);
           SetRows(call.writes, call.results, factor, columns);
         }
       }
     }
+    int64_t before = 0;
     for (const Factor& factor : factors) {
-      executor_.roots_[factor.dy.index()] = first;
-      executor_.buffer_bytes_[factor.dy.index()] = {};
+      buffers_.Join(factor.dy, first, {before * SizeOf(dtype)});
+      before += factor.columns;
     }
-    executor_.buffer_bytes_[first.index()] = {factors[0].rows * columns *
-                                              SizeOf(dtype)};
+    buffers_.Resize(first, {factors[0].rows * columns * SizeOf(dtype)});
 
     static const auto* const kRule =
         new IndexRule(IndexRule::Parse("mn,nk->mk").value());
-    Call& call = work_[products.back()].calls[0];
+    TaskCall& call = work_[products.back()].calls[0];
     call.rule = kRule;
     call.reads = {first, weights[0]};
     call.operands = {Matrix(dtype, factors[0].rows, columns),
@@ -388,7 +385,7 @@ class RankExecutor::Fuser {
       if (work == products.back()) continue;
       call.alone = call.alone && work_[work].calls[0].alone;
       work_[work].calls.clear();
-      std::erase(work_[work].fused, call.writes[0]);
+      std::erase(work_[work].also_uses, call.writes[0]);
       gone_[work] = true;
     }
   }
@@ -396,7 +393,7 @@ class RankExecutor::Fuser {
   // Nothing where the product cannot be made by task `last`.
   std::optional<Factor> FactorOf(size_t work, size_t last) const {
     if (!IsPlain(work)) return std::nullopt;
-    const Call& call = work_[work].calls[0];
+    const TaskCall& call = work_[work].calls[0];
     if (call.kernel->name != "linear_dx" || call.reads.size() != 2 ||
         !call.reads[0].valid() || !call.reads[1].valid()) {
       return std::nullopt;
@@ -421,7 +418,7 @@ class RankExecutor::Fuser {
     return std::ranges::any_of(UsesOf(value), [&](const Use& use) {
       if (!use.writes || use.work <= first) return false;
       if (use.work < second) return true;
-      const Task& writer = executor_.tasks_.task(work_[use.work].task);
+      const Task& writer = tasks_.task(work_[use.work].task);
       return !Computes(use.work) &&
              std::ranges::none_of(writer.deps, [&](TaskId dep) {
                const size_t work = work_of_[dep.index()];
@@ -433,8 +430,8 @@ class RankExecutor::Fuser {
   // Whether rows of a buffer may lie apart: all kernels that use it but the
   // products take that, and it is this value's alone.
   bool MayHaveGaps(ValueId value, const std::vector<size_t>& products) const {
-    if (executor_.roots_[value.index()] != value || IsPersistent(value) ||
-        executor_.buffer_bytes_[value.index()] != executor_.BytesOf(value)) {
+    if (buffers_.root(value) != value || IsPersistent(value) ||
+        buffers_.size(value) != view_.BytesOf(value)) {
       return false;
     }
     size_t writers = 0;
@@ -442,7 +439,7 @@ class RankExecutor::Fuser {
       writers += use.writes;
       const size_t work = DoneBy(use.work);
       if (!IsPlain(work) || work_[work].calls.size() != 1) return false;
-      const Call& call = work_[work].calls[0];
+      const TaskCall& call = work_[work].calls[0];
       const auto reads = std::ranges::count(call.reads, value);
       if (use.writes) {
         if (call.kernel->rows_apart != RowsApart::kResults || call.accumulate ||
@@ -460,8 +457,8 @@ class RankExecutor::Fuser {
   }
 
   // Of fused kernels, as Kernel::rows_apart asks for.
-  bool HasOneType(const Call& call) const {
-    if (call.kernel != executor_.device_.FindFusedKernel(call.kernel->name)) {
+  bool HasOneType(const TaskCall& call) const {
+    if (call.kernel != device_.FindFusedKernel(call.kernel->name)) {
       return true;
     }
     const auto alike = [&](const LocalTensor& tensor) {
@@ -475,30 +472,6 @@ class RankExecutor::Fuser {
   size_t DoneBy(size_t work) const {
     while (done_by_[work] != work) work = done_by_[work];
     return work;
-  }
-
-  // Whether weights lie, or from now on will, one behind the other.
-  bool LieTogether(const std::vector<ValueId>& weights) {
-    std::vector<std::vector<ValueId>>& all = executor_.rows_of_buffers_;
-    if (std::ranges::count(all, weights) > 0) return true;
-    for (ValueId weight : weights) {
-      const Bytes bytes = executor_.buffer_bytes_[weight.index()];
-      const bool is_other =
-          std::ranges::any_of(all, [&](const std::vector<ValueId>& other) {
-            return std::ranges::count(other, weight) > 0;
-          });
-      if (is_other || std::ranges::count(weights, weight) > 1 ||
-          executor_.roots_[weight.index()] != weight || !IsPersistent(weight) ||
-          executor_.tasks_.value(weight).category !=
-              executor_.tasks_.value(weights[0]).category ||
-          bytes != executor_.BytesOf(weight) ||
-          bytes.value % RankDevice::kAlignment != 0) {
-        return false;
-      }
-    }
-    if (executor_.weights_ != nullptr) return false;  // these lie somewhere
-    all.push_back(weights);
-    return true;
   }
 
   static void SetRows(const std::vector<ValueId>& values,
@@ -520,8 +493,11 @@ class RankExecutor::Fuser {
     return matrix;
   }
 
-  RankExecutor& executor_;
-  std::vector<Work>& work_;
+  const RankView& view_;
+  const TaskGraph& tasks_;
+  const RankDevice& device_;
+  StepBuffers& buffers_;
+  std::vector<TaskWork>& work_;
   std::vector<std::vector<Use>> uses_;     // by root
   std::vector<bool> gone_;                 // has become part of other calls
   std::vector<size_t> done_by_;            // whose calls these then are
@@ -529,13 +505,16 @@ class RankExecutor::Fuser {
   std::vector<std::vector<size_t>> sums_;  // products that add to one result
 };
 
-void RankExecutor::FuseCalls() {
+}  // namespace
+
+void FuseCalls(const RankView& view, const RankDevice& device,
+               StepBuffers& buffers, std::vector<TaskWork>& work) {
   const bool can =
-      device_.fuses() &&
+      device.fuses() &&
       std::ranges::any_of(FusedKernels(), [&](const FusedKernel& fused) {
-        return device_.FindFusedKernel(fused.name) != nullptr;
+        return device.FindFusedKernel(fused.name) != nullptr;
       });
-  if (can) Fuser(*this).Run();
+  if (can) Fuser(view, device, buffers, work).Run();
 }
 
 }  // namespace tessera

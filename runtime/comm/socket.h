@@ -1,0 +1,51 @@
+#pragma once
+// The sockets of the store: where rank 0 listens, how the others connect, and
+// waits for them.
+
+#include <atomic>
+#include <chrono>
+#include <string>
+
+#include "planner/base/file_descriptor.h"
+#include "planner/base/result.h"
+
+namespace tessera {
+
+// How often waits look whether they are to stop.
+inline constexpr auto kStopInterval = std::chrono::milliseconds(100);
+
+enum class Event { kReady, kLate, kStopped };
+
+// Waits until poll has one of `events` of `fd`; of -1 it has none. A deadline
+// that is over makes it a look. `stop` may be null.
+Event Await(int fd, short events,
+            std::chrono::steady_clock::time_point deadline,
+            const std::atomic<bool>* stop);
+
+// So that what is sent leaves at once.
+void SetNoDelay(int fd);
+
+// A name or an address, and a port.
+struct Endpoint {
+  std::string host;
+  int port = 0;
+};
+
+// A socket that listens there; on all addresses where a name that other hosts
+// may know is a loopback address on its own. kUnavailable: the host is unknown,
+// or the port is in use.
+Result<FileDescriptor> Listen(const Endpoint& at);
+
+// One attempt to connect.
+struct Attempt {
+  FileDescriptor fd;        // that does not block; none: it is in vain
+  std::string trouble;      // then
+  bool unresolved = false;  // its host has no address yet
+};
+// What no later attempt would change is an error, kUnavailable: the host is
+// unknown for good, or this process has no file descriptor left.
+Result<Attempt> Connect(const Endpoint& to,
+                        std::chrono::steady_clock::time_point deadline,
+                        const std::atomic<bool>* stop);
+
+}  // namespace tessera
