@@ -275,7 +275,7 @@ std::span<const Flag> Flags() {
        "cp-kind=gather|ring|ulysses, "
        "cp-balance=none|zigzag, balance=equal|speed, "
        "branches=split, order=tp-cp-ep-dp-pp (the first the nearest devices), "
-       "recompute=none|selective|full[:LAYERS]); dp is "
+       "recompute=none|selective[:LAYERS]|full[:LAYERS]); dp is "
        "what the other degrees leave where absent, mbs 1 (of images and clicks "
        "all that a replica has); vp=N chunks a stage, "
        "schedule=NAME|FILE ('tessera list schedules', or a table of actions)",

@@ -29,6 +29,8 @@
 #include "planner/plan/strategy.h"
 #include "planner/search/idle_in_plan.h"
 #include "planner/topology/stacks.h"
+#include "runtime/checkpoint_lock.h"
+#include "runtime/older_checkpoints.h"
 #include "tools/origin.h"
 
 namespace tessera {
@@ -38,6 +40,12 @@ Error NoSequence(const Options& options) {
   return InvalidInput(
       "has no effect: samples of '" + options.model + "' are no sequences",
       "--seq-len");
+}
+
+// Whether `name` is what a run that saves at `path` may keep beside it.
+bool IsBesideCheckpoint(const std::string& path, const std::string& name) {
+  return IsNameOfOlder(path, name) ||
+         ResolveLinks(name) == CheckpointLockName(path);
 }
 
 // What --set sets.
@@ -172,7 +180,10 @@ Result<std::optional<Plan>> ReadPlanOrStrategy(
     if (!strategy) return strategy.error().At("--strategy");
     // In a grid over pp it is one that some cells have no use for.
     if (strategy->pp == 1 && strategy->schedule != Strategy().schedule) {
-      return InvalidInput("schedule: has no effect: needs pp of at least 2",
+      const bool chunks =
+          options.strategy->find("schedule=") == std::string::npos;
+      return InvalidInput(std::string(chunks ? "vp" : "schedule") +
+                              ": has no effect: needs pp of at least 2",
                           "--strategy");
     }
     const GraphIndex index(graph);
@@ -482,6 +493,16 @@ Result<void> CheckPathsDiffer(const Options& options, bool writes_plan) {
     }
     for (size_t j = 0; j < i; ++j) {
       if (files[j].path.empty() || files[j].flag == files[i].replaces) continue;
+      for (const auto& [one, other] : {std::pair(i, j), std::pair(j, i)}) {
+        if (files[one].flag != "--save" ||
+            !IsBesideCheckpoint(files[one].path, files[other].path)) {
+          continue;
+        }
+        return InvalidInput("'" + files[other].path +
+                                "' has the name of a file that --save keeps "
+                                "beside its own",
+                            std::string(files[other].flag));
+      }
       if (files[i].path == files[j].path ||
           std::filesystem::equivalent(files[i].path, files[j].path, code)) {
         return InvalidInput(

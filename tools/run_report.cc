@@ -49,8 +49,19 @@ std::string GraphText(const GraphUse& use) {
   return out + left + "\ntimes by category are those of a step without graphs";
 }
 
-Json LossesJson(const std::vector<double>& losses) {
-  return Json::ArrayOf(losses, [](double loss) { return Json(loss); });
+Json NumbersJson(const std::vector<double>& numbers) {
+  return Json::ArrayOf(numbers, [](double number) { return Json(number); });
+}
+
+// Where the loss is scaled.
+std::string SkippedText(const TrainingResult& result) {
+  const int64_t skipped = std::ssize(result.skipped_steps);
+  return std::to_string(skipped) + " of " +
+         std::to_string(std::ssize(result.loss_scales)) +
+         (skipped == 1 ? " steps was" : " steps were") +
+         " skipped, as gradients times the loss scale were not finite; the "
+         "last one was taken at a scale of " +
+         FormatFixed(result.loss_scales.back(), 0);
 }
 
 }  // namespace
@@ -117,7 +128,7 @@ Json RunJson(const RunReport& report) {
   }
   Json out = Json::Object(
       {{"first_step", result.first_step},
-       {"losses", LossesJson(result.losses)},
+       {"losses", NumbersJson(result.losses)},
        {"step_times_s",
         Json::ArrayOf(result.step_times,
                       [](Duration time) { return Json(time.seconds()); })},
@@ -146,6 +157,12 @@ Json RunJson(const RunReport& report) {
                   {{"measured", report.predicted.sources.measured},
                    {"interpolated", report.predicted.sources.interpolated},
                    {"analytical", report.predicted.sources.analytical}})}})}});
+  if (!result.loss_scales.empty()) {
+    out.Set("loss_scales", NumbersJson(result.loss_scales));
+    out.Set("skipped_steps",
+            Json::ArrayOf(result.skipped_steps,
+                          [](int64_t step) { return Json(step + 1); }));
+  }
   if (result.graphs.tasks > 0) {
     Json left = Json::Object();
     for (const auto& [kind, count] : result.graphs.left) left.Set(kind, count);
@@ -193,6 +210,7 @@ std::string RunText(const RunReport& report) {
   }
 
   out += "model FLOPs " + FlopsText(report.rates) + "\n";
+  if (!result.skipped_steps.empty()) out += SkippedText(result) + "\n";
   if (result.graphs.tasks > 0) out += GraphText(result.graphs) + "\n";
   if (report.check) out += CheckText(*report.check) + "\n";
 

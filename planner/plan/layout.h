@@ -125,7 +125,7 @@ struct Layout {
   auto operator<=>(const Layout&) const = default;
 };
 
-// "[b/dp, s, h/tp] partial(x2)", for people and errors.
+// "[dp0, -, tp0*tp1] partial tp2", for people and errors.
 std::string ToString(const Layout& layout, const DeviceGroup& group,
                      size_t rank);
 

@@ -104,7 +104,7 @@ struct Plan {
   int microbatches = 1;
   std::vector<OpPlacement> ops;          // by forward node of the graph
   std::vector<WeightPlacement> weights;  // by weight tensor, in tensor order
-  // Of schedule "table": what each group does, in order. Else empty.
+  // Of schedule "table": what each stage does, in order. Else empty.
   StageOrders actions;
   // Gradients are reduced in buckets, in the order in which backward completes
   // them: a bucket as soon as it has so many bytes, and what is left of a block

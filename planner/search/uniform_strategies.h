@@ -14,15 +14,17 @@ namespace tessera {
 std::vector<int> Divisors(int64_t n,
                           int64_t most = std::numeric_limits<int64_t>::max());
 
-// Uniform strategies that give valid plans: tensor parallelism within a node
-// (of nodes with one or two devices up to kMostAcross) or beyond that, any
-// pipeline, any split of experts, of sequences from 32,768 tokens on cuts
-// by context parallelism up to 16, microbatches of up to kMostSamples samples
-// on a replica, or of all where they have no sequences, every ZeRO stage where
-// there is data parallelism, sequence parallelism where there is tensor
-// parallelism, where there is a pipeline every schedule with all numbers of
-// chunks that share out the layers evenly. In a fixed order whose beginnings
-// cover all of them evenly, for who runs out of time.
+// Uniform strategies, of which most give valid plans: tensor parallelism
+// within a node (of nodes with one or two devices up to kMostAcross) or
+// beyond that, any pipeline, any split of experts, of sequences from 32,768
+// tokens on cuts by context parallelism up to 16, microbatches of up to
+// kMostSamples samples on a replica, or of all where they have no sequences,
+// every ZeRO stage where there is data parallelism, sequence parallelism
+// where there is tensor parallelism, where there is a pipeline every
+// schedule with all numbers of chunks that share out the layers evenly, and
+// few where layers cannot be or, on unlike devices, should not be. On these
+// each with equal work and with work by speed. In a fixed order whose
+// beginnings cover all of them evenly, for who runs out of time.
 inline constexpr int kMostSamples = 64;
 inline constexpr int kMostAcross = 8;
 enum class TensorRanks { kWithinNodes, kBeyond };

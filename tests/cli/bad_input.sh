@@ -249,7 +249,7 @@ for name in x.step-1 x.lock; do
   fails 2 "--data: '.*/$name' has the name of a file that --save keeps beside" \
     run "${tiny[@]}" --data "$work/$name" --save "$work/x"
 done
-for flag in --log --save --trace --tune --export; do
+for flag in --log --save --trace --export; do
   fails 2 "$flag: '-' is no name here: expected a file's" \
     run "${tiny[@]}" "${text[@]}" $flag -
 done

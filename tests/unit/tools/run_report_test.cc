@@ -107,5 +107,22 @@ TEST(RunReportTest, SaysWhatGraphsHold) {
       HasSubstr(R"("not_captured": {"collectives": 1, "messages": 4})"));
 }
 
+TEST(RunReportTest, SaysWhichStepsWereSkipped) {
+  TrainingResult result;
+  RunReport report;
+  report.result = &result;
+  EXPECT_THAT(RunJson(report).OneLine(), Not(HasSubstr("loss_scale")));
+  result.loss_scales = {65536, 65536, 32768};
+  EXPECT_THAT(RunText(report), Not(HasSubstr("skipped")));
+  result.skipped_steps = {1};
+  EXPECT_THAT(RunText(report),
+              HasSubstr("\n1 of 3 steps was skipped, as gradients times the "
+                        "loss scale were not finite; the last one was taken at "
+                        "a scale of 32768\n"));
+  EXPECT_THAT(RunJson(report).OneLine(),
+              HasSubstr(R"("loss_scales": [65536, 65536, 32768], )"
+                        R"("skipped_steps": [2])"));
+}
+
 }  // namespace
 }  // namespace tessera
