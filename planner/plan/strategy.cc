@@ -10,6 +10,7 @@
 #include "planner/base/amount.h"
 #include "planner/base/append.h"
 #include "planner/base/format.h"
+#include "planner/base/split.h"
 #include "planner/base/table.h"
 #include "planner/plan/idle_keys.h"
 #include "planner/plan/stages.h"
@@ -133,16 +134,6 @@ Result<void> ReadTiles(std::string_view value, Strategy& strategy) {
                                          "a whole number from 1 to " +
                                              std::to_string(kMostTiles)));
   return {};
-}
-
-std::vector<std::string_view> Split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (;;) {
-    const size_t end = text.find(separator);
-    parts.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
 }
 
 struct OffloadRow {

@@ -8,13 +8,12 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <span>
 
 #include "planner/base/element_count.h"
 #include "runtime/checksums.h"
 #include "runtime/loss_scale.h"
+#include "tests/support/file_bytes.h"
 #include "tests/support/tiny_training.h"
 
 namespace tessera {
@@ -22,10 +21,8 @@ namespace {
 
 constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat16};
 
-std::string ReadBytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+using testing::ReadBytes;
+using testing::WriteBytes;
 
 struct Outcome {
   std::vector<double> losses;
@@ -196,7 +193,7 @@ TEST(MixedPrecision, ResumeIsExact) {
     TinyRun first = whole;
     first.steps = 2;
     const Outcome half = Trained(graph, 2, strategy, first);
-    std::ofstream(path, std::ios::binary) << half.checkpoint;
+    WriteBytes(path, half.checkpoint);
     const auto file = SafetensorsFile::Open(path).value();
     EXPECT_TRUE(
         file.Find({"wte.weight", DType::kFloat32, {40, 16}}).has_value());
@@ -257,14 +254,14 @@ TEST(MixedPrecision, OverflowSkipsStepsOnAllRanks) {
         place, sizeof(raised),
         std::string(reinterpret_cast<const char*>(&raised), sizeof(raised)));
     Reseal(start);
-    std::ofstream(path, std::ios::binary) << start;
+    WriteBytes(path, start);
 
     TinyRun run;
     run.load_path = path;
     run.steps = 5;
     run.options.learning_rate = 1;  // it would show
     const Outcome skipped = Trained(graph, 2, strategy, run);
-    std::ofstream(path, std::ios::binary) << skipped.checkpoint;
+    WriteBytes(path, skipped.checkpoint);
     const auto file = SafetensorsFile::Open(path).value();
     LossScale after;
     std::memcpy(
@@ -274,7 +271,7 @@ TEST(MixedPrecision, OverflowSkipsStepsOnAllRanks) {
     EXPECT_EQ(after.scale, 0x1p35F) << strategy;
     EXPECT_EQ(after.good_steps, 0);
     EXPECT_EQ(after.skipped_steps, 5);
-    std::ofstream(path, std::ios::binary) << start;
+    WriteBytes(path, start);
     EXPECT_TRUE(StateIn(path, graph) == skipped.state) << strategy;
     std::filesystem::remove(path);
   }

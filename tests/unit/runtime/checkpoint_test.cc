@@ -9,13 +9,12 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include "runtime/loss_scale.h"
 #include "runtime/older_checkpoints.h"
+#include "tests/support/file_bytes.h"
 #include "tests/support/tiny_training.h"
 
 namespace {
@@ -34,16 +33,8 @@ extern "C" int fsync(int file) {
 namespace tessera {
 namespace {
 
-std::string ReadBytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream bytes;
-  bytes << file.rdbuf();
-  return bytes.str();
-}
-
-void WriteBytes(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
+using testing::ReadBytes;
+using testing::WriteBytes;
 
 class Checkpoint : public ::testing::Test {
  protected:
