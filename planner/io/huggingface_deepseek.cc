@@ -18,29 +18,44 @@
 namespace tessera {
 namespace {
 
-// What tells the versions apart: how routers score.
+// What tells the versions apart: how routers score, and what holds where the
+// config does not say.
 struct Version {
   std::string_view family;  // of transformers' classes
   bool sigmoid = false;
   int64_t group_best = 1;  // scores that rank a group
-  bool renormalise = false;
+  int64_t groups = 1;
+  int64_t top_groups = 1;
+  double scale = 1;
+  int64_t dense_layers = 0;
+  int64_t shared = 2;  // experts
 };
+
+// Null: 0.
+int64_t SizeOrNone(ModelConfig& config, std::string_view key,
+                   int64_t fallback) {
+  if (!config.values().fields.contains(key)) return fallback;
+  return config.Has(key) ? config.Size(key) : 0;
+}
 
 ExpertOptions ReadExperts(ModelConfig& config, const Version& version) {
   ExpertOptions experts = {
       .experts = config.Size("n_routed_experts"),
       .top_k = config.Size("num_experts_per_tok"),
-      .groups = config.Size("n_group", 1),
-      .top_groups = config.Size("topk_group", 1),
+      .groups = config.Size("n_group", version.groups),
+      .top_groups = config.Size("topk_group", version.top_groups),
       .group_best = version.group_best,
       .sigmoid = version.sigmoid,
-      .renormalise = config.Bool("norm_topk_prob", version.renormalise),
-      .scale = config.Number("routed_scaling_factor", 1, 1e-6, 1e6),
+      // Of V2's weights transformers makes no sum of one, whatever this says.
+      .renormalise = config.Bool("norm_topk_prob", true) && version.sigmoid,
+      .scale = config.Number("routed_scaling_factor", version.scale, 1e-6, 1e6),
       .capacity_factor = config.Number("expert_capacity_factor",
                                        kExpertCapacityFactor, 0, 1e6),
       .balance = config.Number("aux_loss_alpha", 0.001, 0, 1e6),
       .stddev = config.Number("initializer_range", 0.02, 0, 10)};
-  if (config.String("topk_method", "") == "greedy") {
+  // V3 has one method.
+  const std::string method = config.String("topk_method", "greedy");
+  if (!version.sigmoid && method == "greedy") {
     experts.groups = experts.top_groups = 1;
   }
   const std::string scoring = version.sigmoid ? "sigmoid" : "softmax";
@@ -48,8 +63,6 @@ ExpertOptions ReadExperts(ModelConfig& config, const Version& version) {
     config.Wrong("scoring_func", "is \"" + config.String("scoring_func", "") +
                                      "\": expected \"" + scoring + "\"");
   }
-  // V2 scales only where it does not divide by the sum.
-  if (!version.sigmoid && experts.renormalise) experts.scale = 1;
   return experts;
 }
 
@@ -65,10 +78,11 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   const int64_t layers = config.Layers("num_hidden_layers");
   const Vocabulary vocabulary = ReadVocabulary(config);
   const int64_t inner = config.Size("intermediate_size");
-  const int64_t shared =
-      config.Has("n_shared_experts") ? config.Size("n_shared_experts") : 0;
-  const auto dense_layers =
-      static_cast<int64_t>(config.Number("first_k_dense_replace", 0, 0, 1e6));
+  const int64_t shared = SizeOrNone(config, "n_shared_experts", version.shared);
+  const auto dense_layers = static_cast<int64_t>(
+      config.Number("first_k_dense_replace",
+                    static_cast<double>(version.dense_layers), 0, 1e6));
+  if (!version.sigmoid) config.Refuse("mlp_bias");
   const int64_t every = config.Size("moe_layer_freq", 1);
   const std::string activation = ReadActivation(config, "hidden_act", "silu");
   const double epsilon = config.Number("rms_norm_eps", 1e-6, 0, 1);
@@ -89,7 +103,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   const LinearOptions biased = {.stddev = stddev, .bias = bias};
   LatentAttentionOptions attention = {
       .heads = config.Size("num_attention_heads"),
-      .query_rank = config.Has("q_lora_rank") ? config.Size("q_lora_rank") : 0,
+      .query_rank = SizeOrNone(config, "q_lora_rank", 1536),
       .key_value_rank = config.Size("kv_lora_rank"),
       .turned_size = config.Size("qk_rope_head_dim"),
       .plain_size = config.Size("qk_nope_head_dim"),
@@ -173,7 +187,11 @@ Result<Graph> BuildDeepseekV3(ModelConfig& config,
                {.family = "DeepseekV3",
                 .sigmoid = true,
                 .group_best = 2,
-                .renormalise = true});
+                .groups = 8,
+                .top_groups = 4,
+                .scale = 2.5,
+                .dense_layers = 3,
+                .shared = 1});
 }
 
 }  // namespace tessera

@@ -200,6 +200,8 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
     const char* const type_key =
         scaling.Field("rope_type").is_null() ? "type" : "rope_type";
     const JsonValue& type = scaling.Field(type_key);
+    // As the default form.
+    if (key == std::string_view("rope_parameters") && type.is_null()) continue;
     // Phi-3's first configs have other names for it.
     const bool renamed = config.Value("model_type").text == "phi3" &&
                          (type.text == "su" || type.text == "yarn");

@@ -590,6 +590,42 @@ TEST(Deepseek, WarnsOfWhatIsLeftOut) {
           HasSubstr("e_score_correction_bias is left out")));
 }
 
+// What a config does not say is what transformers' class has. V2 takes the best
+// experts of all, V3 of four of eight groups, and scales their weights.
+TEST(Deepseek, HasTheDefaultsOfItsVersion) {
+  const auto routes = [](const std::string& version, const std::string& more) {
+    const Graph graph = Import(
+        WriteTemp("deepseek.json", R"({"model_type": "deepseek_)" + version +
+                                       R"(", "hidden_size": 8,
+      "num_hidden_layers": 4, "vocab_size": 9, "intermediate_size": 16,
+      "num_attention_heads": 2, "kv_lora_rank": 4, "qk_rope_head_dim": 2,
+      "qk_nope_head_dim": 2, "v_head_dim": 2, "q_lora_rank": null,
+      "max_position_embeddings": 64, "num_experts_per_tok": 2,
+      "moe_intermediate_size": 4, "n_routed_experts": 16)" +
+                                       more + "}"),
+        Options(8, 16));
+    EXPECT_EQ(TensorNamed(graph, "model.layers.2.mlp.gate.weight") == nullptr,
+              version == "v3");
+    return NodeNamed(graph, "model.layers.3.mlp.routes");
+  };
+  const Node v2 = routes("v2", "");
+  EXPECT_EQ(v2.attribute("groups"), 1);
+  EXPECT_EQ(v2.attribute("scale"), 1);
+  EXPECT_EQ(v2.attribute("renormalise"), 0);
+  const Node grouped =
+      routes("v2", R"(, "topk_method": "group_limited_greedy", "n_group": 4,
+               "topk_group": 2, "norm_topk_prob": true,
+               "routed_scaling_factor": 16)");
+  EXPECT_EQ(grouped.attribute("groups"), 4);
+  EXPECT_EQ(grouped.attribute("scale"), 16);
+  EXPECT_EQ(grouped.attribute("renormalise"), 0);
+  const Node v3 = routes("v3", "");
+  EXPECT_EQ(v3.attribute("groups"), 8);
+  EXPECT_EQ(v3.attribute("top_groups"), 4);
+  EXPECT_EQ(v3.attribute("scale"), 2.5);
+  EXPECT_EQ(v3.attribute("renormalise"), 1);
+}
+
 // Where all layers are dense nothing is read of experts.
 TEST(Deepseek, DenseModelsNeedNoExperts) {
   const std::string dense = R"({"model_type": "deepseek_v2", "hidden_size": 8,
@@ -897,9 +933,11 @@ TEST(Rotary, OfBothPlacesIsTheInner) {
   EXPECT_EQ(theta(top), 5000);
   EXPECT_EQ(theta(top + R"(, "rope_parameters": {"rope_type": "default"})"),
             5000);
-  EXPECT_EQ(theta(top + R"(, "rope_parameters": {"rope_type": "default",
-                             "rope_theta": 700})"),
-            700);
+  for (const char* type : {"", R"(, "rope_type": "default")"}) {
+    EXPECT_EQ(
+        theta(top + R"(, "rope_parameters": {"rope_theta": 700)" + type + "}"),
+        700);
+  }
 }
 
 // Null is as many as there are queries, whatever the family's default is.
