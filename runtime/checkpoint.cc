@@ -316,6 +316,7 @@ Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
   TESSERA_TRY(const bool whole,
               Announce(saved, path, {executor.device(), all}));
   if (!whole) return false;
+  TESSERA_RETURN_IF_ERROR(all.Barrier());  // which waits for them all
   if (writer) {
     saved = PutInPlace(*writer, path, executor.step(), keep);
     if (!saved) saved = NotWritten(saved.error(), executor.step());

@@ -13,6 +13,9 @@
 namespace tessera {
 namespace {
 
+// Of holders that end just then; more are a file system without such locks.
+constexpr int kMostTries = 100;
+
 // Whether `name` still names the open file.
 bool IsNamed(const FileDescriptor& file, const std::string& name) {
   struct stat open = {};
@@ -30,7 +33,7 @@ std::string CheckpointLockName(const std::string& path) {
 Result<CheckpointLock> CheckpointLock::Take(const std::string& path) {
   CheckpointLock lock;
   lock.name_ = CheckpointLockName(path);
-  for (;;) {
+  for (int tries = 0; tries < kMostTries; ++tries) {
     // On NFS such a lock is one of who may write.
     FileDescriptor file(::open(
         lock.name_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666));
@@ -46,10 +49,12 @@ Result<CheckpointLock> CheckpointLock::Take(const std::string& path) {
     lock.file_ = std::move(file);
     return lock;
   }
+  return lock;
 }
 
 CheckpointLock::~CheckpointLock() {
-  if (!file_.is_open()) return;
+  // Who has removed the name has made way for another holder.
+  if (!file_.is_open() || !IsNamed(file_, name_)) return;
   // What has something in it is somebody else's file.
   struct stat status = {};
   if (::fstat(file_.get(), &status) == 0 && status.st_size == 0) {

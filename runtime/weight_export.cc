@@ -278,6 +278,7 @@ Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
   TESSERA_TRY(const bool whole,
               Announce(saved, files.folder, {executor.device(), all}));
   if (!whole) return false;
+  TESSERA_RETURN_IF_ERROR(all.Barrier());  // which waits for them all
   if (writer) {
     if (auto written = writer->Commit(); !written) saved = written.error();
   }

@@ -42,13 +42,17 @@ std::optional<pid_t> WriterOf(std::string_view suffix) {
   return process;
 }
 
-// Whether nobody holds the lock that a writer has on its file (Create). By it
-// processes of another pid namespace on a host of this name are seen.
+// Whether nobody holds the lock that a writer has on its file (Create), as far
+// as that can be seen. By it processes of another pid namespace on a host of
+// this name are seen.
 bool IsUnlocked(const std::string& path) {
   // On NFS such a lock is one of who may write.
-  const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  return !file.is_open() || ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 ||
-         errno != EWOULDBLOCK;
+  FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file.is_open()) {
+    file = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  }
+  return file.is_open() &&
+         (::flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK);
 }
 
 // Removes what processes of this host that are no more have left beside `path`.
@@ -214,7 +218,10 @@ AtomicFile::AtomicFile(AtomicFile&& other) noexcept
       flushed_(other.flushed_) {}
 
 AtomicFile::~AtomicFile() {
-  if (!beside_.empty()) ::unlink(beside_.c_str());
+  if (beside_.empty()) return;
+  // A file that is open when it is removed stays on NFS under another name.
+  file_ = FileDescriptor();
+  ::unlink(beside_.c_str());
 }
 
 Result<void> AtomicFile::Write(std::span<const std::byte> bytes) {
@@ -258,9 +265,16 @@ Result<void> AtomicFile::CommitNew() {
 Result<void> AtomicFile::Flush() {
   // What is written in place may tell of an error as late as when it is closed.
   // The other file stays open, and so locked, until it is in its place.
-  const bool done = beside_.empty() ? ::close(file_.Release()) == 0
-                                    : ::fsync(file_.get()) == 0;
-  if (!done) return SystemError("cannot write", path_, errno);
+  int error = 0;
+  if (beside_.empty()) {
+    error = ::close(file_.Release()) == 0 ? 0 : errno;
+  } else {
+    // A second descriptor's close tells of errors, too, and leaves the lock.
+    const int copy = ::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0);
+    error = ::fsync(file_.get()) == 0 ? 0 : errno;
+    if (copy >= 0 && ::close(copy) != 0 && error == 0) error = errno;
+  }
+  if (error != 0) return SystemError("cannot write", path_, error);
   flushed_ = true;
   return {};
 }

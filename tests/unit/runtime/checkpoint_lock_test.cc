@@ -43,6 +43,18 @@ TEST_F(CheckpointLockTest, IsOneHoldersAndLeavesNoFile) {
   EXPECT_TRUE(CanTake());
 }
 
+// Who removes the name makes way for another holder, whose name stays.
+TEST_F(CheckpointLockTest, TakesNoOthersNameAway) {
+  std::optional<Result<CheckpointLock>> lock(CheckpointLock::Take(path_));
+  ASSERT_TRUE(lock->has_value());
+  std::filesystem::remove(path_ + ".lock");
+  const auto next = CheckpointLock::Take(path_);
+  ASSERT_TRUE(next.has_value());
+  lock.reset();
+  EXPECT_TRUE(std::filesystem::exists(path_ + ".lock"));
+  EXPECT_FALSE(CanTake());
+}
+
 TEST_F(CheckpointLockTest, IsThatOfTheFileThatALinkLeadsTo) {
   std::filesystem::create_symlink("disk", path_);
   const auto lock = CheckpointLock::Take(folder_ + "/disk");
