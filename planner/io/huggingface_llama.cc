@@ -100,6 +100,7 @@ Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options) {
       .classes = DecoderClasses("Mixtral"),
       .key_value_heads = KeyValueHeads(config, 8),
       .window = ReadWindow(config, 0),
+      .theta = 1e6,
       .experts = ReadExperts(config, "num_local_experts", 8, 2, true),
       .expert_module = ".block_sparse_moe",
       .expert_inner = config.Size("intermediate_size")};

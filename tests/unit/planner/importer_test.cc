@@ -923,12 +923,15 @@ TEST(Heads, HaveTheSizeOfTheirFamily) {
 
 // What rope_parameters does not have is as at the top.
 TEST(Rotary, OfBothPlacesIsTheInner) {
-  const auto theta = [](const std::string& more) {
+  const auto theta = [](const std::string& more,
+                        const std::string& family = "llama") {
     const Graph graph = Import(
-        WriteTemp("theta.json", FourLayers("llama", more)), Options(8, 16));
+        WriteTemp("theta.json", FourLayers(family, more)), Options(8, 16));
     return NodeNamed(graph, "model.layers.0.self_attn.rotary_q")
         .attribute("theta");
   };
+  EXPECT_EQ(theta(""), 1e4);
+  EXPECT_EQ(theta("", "mixtral"), 1e6);
   const std::string top = R"(, "rope_theta": 5000)";
   EXPECT_EQ(theta(top), 5000);
   EXPECT_EQ(theta(top + R"(, "rope_parameters": {"rope_type": "default"})"),
