@@ -35,6 +35,13 @@ void NoteWhatNoneHas(const UniformPlan& uniform,
   if (uniform.index.graph->dtype == DType::kFloat64) {
     notes.push_back("dtype fp64: they train in fp32");
   }
+  if (uniform.training.optimizer != TrainingOptions().optimizer) {
+    notes.push_back("optimizer=" + uniform.training.optimizer +
+                    ": optimizers are not among these settings");
+  }
+  if (uniform.training.stochastic_rounding) {
+    notes.push_back("stochastic rounding: masters are rounded to the nearest");
+  }
   if (s.dp_kind == DataParallelKind::kRooted) {
     notes.push_back(
         "dp-kind=rooted: every rank reduces and steps, as with ddp");
@@ -274,9 +281,25 @@ void AddOrder(const Strategy& s, MegatronArguments& arguments,
                   "tp-cp-ep-dp-pp");
 }
 
+// Whether each of its layers attends to what is before, and to nothing else.
+bool IsDecoder(const GraphIndex& index) {
+  const auto first = index.graph->nodes.begin();
+  return index.has_attention &&
+         std::all_of(first, first + index.forward_nodes, [](const Node& node) {
+           return node.op->op_class != OpClass::kAttention ||
+                  node.op->name == "attention" ||
+                  node.op->name == "attention_alibi";
+         });
+}
+
 Result<TrainerSettings> MegatronSettings(const UniformPlan& uniform) {
   const Strategy& s = uniform.strategy;
   const Graph& graph = *uniform.index.graph;
+  if (!IsDecoder(uniform.index)) {
+    return InvalidInput("pretrain_gpt.py trains decoders of text, which " +
+                            graph.name + " is not",
+                        kWhere);
+  }
   TrainerSettings settings;
   MegatronArguments arguments;
   arguments.Add("--tensor-model-parallel-size", s.tp);
@@ -455,7 +478,15 @@ Result<TrainerSettings> SettingsOf(std::string_view trainer,
                             "--space megatron' finds",
                         kWhere);
   }
-  return row->settings({index, plan, *std::move(uniform), training});
+  TESSERA_TRY(TrainerSettings settings,
+              row->settings({index, plan, *std::move(uniform), training}));
+  // Two tiers may want the same.
+  std::vector<std::string>& notes = settings.notes;
+  for (auto note = notes.begin(); note != notes.end();) {
+    note = std::find(notes.begin(), note, *note) == note ? note + 1
+                                                         : notes.erase(note);
+  }
+  return settings;
 }
 
 }  // namespace tessera

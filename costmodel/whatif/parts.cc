@@ -1,6 +1,9 @@
 #include "costmodel/whatif/parts.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
@@ -10,6 +13,7 @@
 #include "costmodel/whatif/degrade.h"
 #include "planner/base/threads.h"
 #include "planner/plan/strategy.h"
+#include "planner/plan/work_shares.h"
 #include "planner/search/allowed_objective.h"
 #include "planner/search/found_plan.h"
 #include "planner/search/ragged.h"
@@ -25,9 +29,27 @@ namespace {
 // the starts of another search.
 constexpr double kWorthHalving = 0.8;
 
-ClusterSubset First(size_t count, size_t of) {
-  ClusterSubset part(of, false);
-  std::fill_n(part.begin(), count, true);
+// The ranks of the hosts with the fastest devices first, and of a host in
+// order.
+std::vector<size_t> FastestFirst(const Cluster& cluster, DType dtype) {
+  std::map<int, double> speed_of;  // a host's, by its slowest device
+  for (size_t d = 0; d < cluster.devices.size(); ++d) {
+    const double speed = SpeedOf(cluster, DeviceId(static_cast<int>(d)), dtype);
+    const auto [at, is_new] =
+        speed_of.try_emplace(cluster.devices[d].node, speed);
+    if (!is_new) at->second = std::min(at->second, speed);
+  }
+  std::vector<size_t> ranks(cluster.devices.size());
+  std::iota(ranks.begin(), ranks.end(), size_t{0});
+  std::ranges::stable_sort(ranks, std::greater(), [&](size_t d) {
+    return speed_of.at(cluster.devices[d].node);
+  });
+  return ranks;
+}
+
+ClusterSubset First(const std::vector<size_t>& ranks, size_t count) {
+  ClusterSubset part(ranks.size(), false);
+  for (size_t i = 0; i < count; ++i) part[ranks[i]] = true;
   return part;
 }
 
@@ -77,17 +99,25 @@ Plan OnWhole(Plan plan, const Cluster& cluster, const ClusterSubset& part) {
 }  // namespace
 
 std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
-                                       int64_t global_batch) {
+                                       int64_t global_batch, DType dtype) {
   std::vector<ClusterSubset> parts;
   const size_t count = cluster.devices.size();
   std::set<int> types;
   for (const Device& device : cluster.devices) types.insert(device.type);
+  const auto add = [&](const auto& is_in) {
+    ClusterSubset& part = parts.emplace_back();
+    for (const Device& device : cluster.devices) {
+      part.push_back(is_in(device.type));
+    }
+  };
   if (types.size() > 1) {
     for (const int type : types) {
-      ClusterSubset& part = parts.emplace_back();
-      for (const Device& device : cluster.devices) {
-        part.push_back(device.type == type);
-      }
+      add([&](int of_device) { return of_device == type; });
+    }
+  }
+  if (types.size() > 2) {
+    for (const int type : types) {
+      add([&](int of_device) { return of_device != type; });
     }
   }
   const auto divides = [&](size_t devices) {
@@ -95,23 +125,28 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
   };
   size_t most = count;
   while (!divides(most)) --most;
-  if (most < count) parts.push_back(First(most, count));
+  if (most < count) {
+    parts.push_back(First(FastestFirst(cluster, dtype), most));
+  }
   return parts;
 }
 
-std::vector<ClusterSubset> EverSmallerParts(const Cluster& cluster) {
-  // Ranks count up from the first host on.
-  const auto on_first = [&](int hosts) {
-    return static_cast<size_t>(std::ranges::count_if(
-        cluster.devices, [&](const Device& d) { return d.node < hosts; }));
-  };
-  std::vector<ClusterSubset> parts;
-  const size_t count = cluster.devices.size();
-  for (int hosts = cluster.num_nodes() / 2; hosts > 0; hosts /= 2) {
-    parts.push_back(First(on_first(hosts), count));
+std::vector<ClusterSubset> EverSmallerParts(const Cluster& cluster,
+                                            DType dtype) {
+  const std::vector<size_t> ranks = FastestFirst(cluster, dtype);
+  std::vector<size_t> on_first = {0};  // devices of so many hosts
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const bool same_host = i > 0 && cluster.devices[ranks[i]].node ==
+                                        cluster.devices[ranks[i - 1]].node;
+    if (!same_host) on_first.push_back(on_first.back());
+    ++on_first.back();
   }
-  for (size_t devices = on_first(1) / 2; devices > 0; devices /= 2) {
-    parts.push_back(First(devices, count));
+  std::vector<ClusterSubset> parts;
+  for (size_t hosts = (on_first.size() - 1) / 2; hosts > 0; hosts /= 2) {
+    parts.push_back(First(ranks, on_first[hosts]));
+  }
+  for (size_t devices = on_first[1] / 2; devices > 0; devices /= 2) {
+    parts.push_back(First(ranks, devices));
   }
   return parts;
 }
@@ -145,13 +180,13 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
     return true;
   };
   const std::vector<ClusterSubset> likely =
-      LikelyParts(cluster, graph.global_batch);
+      LikelyParts(cluster, graph.global_batch, graph.dtype);
   for (const ClusterSubset& part : likely) {
     if (clock.StoppedOrPast(1)) return plans;
     look_at(part, 1);
   }
   if (options.profile != nullptr) return plans;
-  for (const ClusterSubset& part : EverSmallerParts(cluster)) {
+  for (const ClusterSubset& part : EverSmallerParts(cluster, graph.dtype)) {
     if (clock.StoppedOrPast(1)) return plans;
     if (std::ranges::find(likely, part) != likely.end()) continue;
     if (!look_at(part, kWorthHalving)) break;

@@ -29,19 +29,21 @@ struct PartOptions {
 // By device, whether it is in the part.
 using ClusterSubset = std::vector<bool>;
 
-// The devices of each type, where there are several; and where the batch is no
-// multiple of the devices, the most that it is a multiple of.
+// The devices of each type, where there are several, and those of all types but
+// one, where there are more than two; and where the batch is no multiple of the
+// devices, the most that it is a multiple of, of the fastest hosts.
 std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
-                                       int64_t global_batch);
+                                       int64_t global_batch, DType dtype);
 
-// The devices of half of the hosts, of half of these, and so on to one host;
-// then half of its devices, and so on to one device.
-std::vector<ClusterSubset> EverSmallerParts(const Cluster& cluster);
+// The devices of half of the hosts, the fastest, of half of these, and so on to
+// one host; then half of its devices, and so on to one device.
+std::vector<ClusterSubset> EverSmallerParts(const Cluster& cluster,
+                                            DType dtype);
 
 // The best uniform plan on each likely part, or where the batch is no multiple
 // of its devices data parallelism, where that takes less time than `best` and
-// all before, for the ranks of the whole cluster. Then on ever smaller parts, as
-// long as a step may take a fifth less there. (Without a profile: with one
+// all before, for the ranks of the whole cluster. Then on ever smaller parts,
+// as long as a step may take a fifth less there. (Without a profile: with one
 // nothing says what a step takes at least.) Done in `seconds`; 0: without end.
 // REQUIRES: `graph` is differentiated.
 std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,

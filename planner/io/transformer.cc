@@ -193,6 +193,12 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
     theta = source.Number(theta_key, theta, 1, 1e12);
     fraction = source.Number(fraction_key, fraction, 0, 1);
   }
+  const JsonValue& scaled = config.Value("rope_scaling");
+  if (&source == &config && scaled.kind == JsonValue::Kind::kObject &&
+      !scaled.Field("rope_theta").is_null()) {
+    ModelConfig keys(config.path() + ": rope_scaling", scaled);
+    theta = keys.Number("rope_theta", theta, 1, 1e12);
+  }
   Rotary rotary = {.theta = theta, .fraction = fraction};
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const JsonValue& scaling = config.Value(key);

@@ -379,6 +379,21 @@ Result<void> RegionCommunicator::ReduceScatter(
       });
 }
 
+RegionCommunicator::Slot RegionCommunicator::StagedFor(const int64_t* sizes,
+                                                       int from, int to) const {
+  int receivers = 0;
+  int before = 0;
+  for (int r = 0; r < size(); ++r) {
+    if (r == from || sizes[r] == 0) continue;
+    ++receivers;
+    before += r < to ? 1 : 0;
+  }
+  constexpr auto kLine = static_cast<int64_t>(kCacheLine);
+  const int64_t slot =
+      world_.region_->half_bytes() / std::max(1, receivers) / kLine * kLine;
+  return {before * slot, slot};
+}
+
 Result<void> RegionCommunicator::AllToAll(const void* send,
                                           std::span<const int64_t> send_bytes,
                                           void* recv,
@@ -390,11 +405,14 @@ Result<void> RegionCommunicator::AllToAll(const void* send,
   const auto me = static_cast<size_t>(rank_);
   const std::vector<int64_t> send_offsets = Offsets(send_bytes);
   const std::vector<int64_t> recv_offsets = Offsets(recv_bytes);
-  const int64_t slot = SlotBytes();
+  // Of what it keeps itself nothing is staged.
+  std::vector<int64_t> staged(send_bytes.begin(), send_bytes.end());
+  staged[me] = 0;
+  const int64_t slot = StagedFor(send_bytes.data(), rank_, 0).bytes;
   CollectiveHeader header =
       Header(CollectiveKind::kAllToAll, send_offsets.back(), slot);
   header.detail = 0;  // ranks may differ; sizes are compared pair by pair
-  header.rounds = Rounds(Largest(send_bytes), slot);
+  header.rounds = Rounds(Largest(staged), slot);
   const auto* const from = static_cast<const std::byte*>(send);
   auto* const to = static_cast<std::byte*>(recv);
   CopyOut(to + recv_offsets[me], from + send_offsets[me], send_bytes[me],
@@ -406,10 +424,11 @@ Result<void> RegionCommunicator::AllToAll(const void* send,
           std::copy(send_bytes.begin(), send_bytes.end(), channel(rank_).sizes);
         }
         for (int r = 0; r < size(); ++r) {
-          if (r == rank_) continue;
           const auto index = static_cast<size_t>(r);
-          const Piece piece = PieceOf(send_bytes[index], slot, i);
-          CopyToCache(send_half(rank_, i) + r * slot,
+          const Piece piece = PieceOf(staged[index], slot, i);
+          if (piece.length == 0) continue;
+          CopyToCache(send_half(rank_, i) +
+                          StagedFor(send_bytes.data(), rank_, r).begin,
                       from + send_offsets[index] + piece.begin, piece.length);
         }
       },
@@ -417,14 +436,16 @@ Result<void> RegionCommunicator::AllToAll(const void* send,
         for (int r = 0; r < size(); ++r) {
           if (r == rank_) continue;
           const auto index = static_cast<size_t>(r);
-          const int64_t sent = channel(r).sizes[rank_];
-          if (i == 0 && sent != recv_bytes[index]) {
-            return world_.Fail(
-                PartsDiffer(Global(r), sent, world_.rank_, recv_bytes[index]));
+          const int64_t* const sizes = channel(r).sizes;
+          if (i == 0 && sizes[rank_] != recv_bytes[index]) {
+            return world_.Fail(PartsDiffer(Global(r), sizes[rank_],
+                                           world_.rank_, recv_bytes[index]));
           }
-          const Piece piece = PieceOf(recv_bytes[index], slot, i);
+          if (recv_bytes[index] == 0) continue;
+          const Slot theirs = StagedFor(sizes, r, rank_);
+          const Piece piece = PieceOf(recv_bytes[index], theirs.bytes, i);
           CopyOut(to + recv_offsets[index] + piece.begin,
-                  send_half(r, i) + rank_ * slot, piece.length,
+                  send_half(r, i) + theirs.begin, piece.length,
                   recv_offsets.back());
         }
         return {};

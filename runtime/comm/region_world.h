@@ -78,6 +78,13 @@ class RegionCommunicator : public Communicator {
   Error Here(Error error, std::string_view operation) const;
   int Global(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
   int64_t SlotBytes() const;
+  // Where in its half a rank of an all-to-all stages what it sends another one:
+  // those who get something share the half. `sizes`: bytes by receiver.
+  struct Slot {
+    int64_t begin = 0;
+    int64_t bytes = 0;
+  };
+  Slot StagedFor(const int64_t* sizes, int from, int to) const;
   // By rank of the group. Of a peer: REQUIRES that it has been found.
   Channel& channel(int rank) const;
   std::byte* send_half(int rank, int64_t round) const;

@@ -261,14 +261,14 @@ echo "max-microbatch 1" >"$work/limit"
 grep -q "which breaks .*limit:1: max-microbatch 1" "$work/stderr"
 # On unlike devices the limit is that of the ones with most samples. (Without
 # the limit it is broken.)
-unlike=(--model zoo:gpt2-tiny --cluster dgx-h100:1+dgx-a100-80gb:1
-  --global-batch 256 --seq-len 128 --forbid pp --proposals 1000
+unlike=(--model zoo:gpt2-tiny --cluster dgx-h100:1x1+dgx-a100-80gb:1x1
+  --global-batch 256 --seq-len 128 --space dp --proposals 1000
   --prefer fastest)
 "$tessera" search "${unlike[@]}" >"$work/stdout" 2>/dev/null
-grep -qE "([5-9]|[1-9][0-9]+) samples on each" "$work/stdout" ||
+grep -qE "([5-9]|[1-9][0-9]+) samples on device" "$work/stdout" ||
   fail "shares are not unequal"
 "$tessera" search "${unlike[@]}" --max-microbatch 4 >"$work/stdout" 2>/dev/null
-! grep -E "([5-9]|[1-9][0-9]+) samples on each" "$work/stdout" ||
+! grep -E "([5-9]|[1-9][0-9]+) samples on device" "$work/stdout" ||
   fail "more samples on a device than the limit"
 
 # Devices that hold the others up are left out, and counted.

@@ -936,6 +936,9 @@ TEST(Rotary, OfBothPlacesIsTheInner) {
   EXPECT_EQ(theta(top), 5000);
   EXPECT_EQ(theta(top + R"(, "rope_parameters": {"rope_type": "default"})"),
             5000);
+  EXPECT_EQ(theta(top + R"(, "rope_scaling": {"rope_type": "default",
+                             "rope_theta": 77})"),
+            77);
   for (const char* type : {"", R"(, "rope_type": "default")"}) {
     EXPECT_EQ(
         theta(top + R"(, "rope_parameters": {"rope_theta": 700)" + type + "}"),

@@ -26,7 +26,7 @@ class TrainersTest : public ::testing::Test {
                                     const char* cluster = "dgx-h100:4") {
     ImportOptions options;
     options.global_batch = 192;
-    options.seq_len = 1024;
+    options.seq_len = model.ends_with("-tiny") ? 64 : 1024;
     options.dtype = DType::kBFloat16;
     auto graph =
         ImportModel(ExamplePath("models/" + std::string(model)), options);
@@ -218,6 +218,18 @@ TEST_F(TrainersTest, RefusesWhatAProgramHasNot) {
               HasSubstr("\"tensor_parallel\": {\"autotp_size\": 2}"));
   EXPECT_THAT(Of("fairscale", "").error().ToString(),
               HasSubstr("unknown trainer 'fairscale'"));
+}
+
+TEST_F(TrainersTest, MegatronTrainsDecoders) {
+  for (const char* model :
+       {"t5-tiny", "bert-tiny", "vit-tiny", "resnet-tiny"}) {
+    const auto settings = Of("megatron-lm", "", model, "dgx-h100:1");
+    ASSERT_FALSE(settings.has_value()) << model;
+    EXPECT_THAT(settings.error().ToString(), HasSubstr("decoders of text"));
+  }
+  for (const char* model : {"gpt2-tiny", "bloom-560m", "deepseek-tiny"}) {
+    EXPECT_TRUE(Of("megatron-lm", "", model, "dgx-h100:1x4")) << model;
+  }
 }
 
 TEST_F(TrainersTest, NotesWhatTheyDoNotSay) {

@@ -42,7 +42,7 @@ TEST(LikelyParts, AreDevicesOfATypeAndWhatDividesTheBatch) {
   const auto texts = [](const char* cluster, int64_t batch) {
     std::string all;
     for (const ClusterSubset& part :
-         LikelyParts(MakeCluster(cluster).value(), batch)) {
+         LikelyParts(MakeCluster(cluster).value(), batch, DType::kFloat32)) {
       all += Text(part) + " ";
     }
     return all;
@@ -51,12 +51,16 @@ TEST(LikelyParts, AreDevicesOfATypeAndWhatDividesTheBatch) {
   EXPECT_EQ(texts("dgx-h100:1x4", 6), "1110 ");
   EXPECT_EQ(texts("dgx-h100:1x4", 1), "1000 ");
   EXPECT_EQ(texts("dgx-h100:1x2+titan-rtx-pair:1", 8), "1100 0011 ");
+  EXPECT_EQ(texts("titan-rtx-pair:1+dgx-h100:1x2", 6), "1100 0011 1011 ");
+  EXPECT_EQ(texts("dgx-h100:1x1+titan-rtx-pair:1x1+k80-fdr:1x1", 6),
+            "100 010 001 011 101 110 ");
 }
 
 TEST(EverSmallerParts, AreHostsAndThenDevicesOfOne) {
   const auto texts = [](const Cluster& cluster) {
     std::string all;
-    for (const ClusterSubset& part : EverSmallerParts(cluster)) {
+    for (const ClusterSubset& part :
+         EverSmallerParts(cluster, DType::kFloat32)) {
       all += Text(part) + " ";
     }
     return all;
@@ -66,6 +70,11 @@ TEST(EverSmallerParts, AreHostsAndThenDevicesOfOne) {
   EXPECT_EQ(texts(MakeCluster("dgx-h100:5x3").value()),
             "111111000000000 111000000000000 100000000000000 ");
   EXPECT_EQ(texts(MakeCluster("dgx-h100:1x1").value()), "");
+  // The fastest, wherever they are.
+  EXPECT_EQ(texts(MakeCluster("k80-fdr:1+dgx-h100:1x2").value()),
+            "000011 000010 ");
+  EXPECT_EQ(texts(MakeCluster("k80-fdr:2+dgx-h100:2x1").value()),
+            "0000000011 0000000010 ");
   // Hosts of two, two and one.
   EXPECT_EQ(texts(FirstDevices(MakeCluster("dgx-h100:3x2").value(), 5)),
             "11000 10000 ");
