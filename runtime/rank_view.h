@@ -30,7 +30,6 @@ class RankView {
   RankView(const TaskGraph& tasks, const Graph& graph, int rank);
 
   const TaskGraph& tasks() const { return tasks_; }
-  const Graph& graph() const { return graph_; }
 
   // Index of this rank in a group, or -1.
   int position(GroupId group) const { return group_positions_[group.index()]; }
