@@ -20,6 +20,10 @@ Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
   const Vocabulary vocabulary = ReadVocabulary(config, 30522);
   const int64_t positions = config.Size("max_position_embeddings");
   const int64_t segments = config.Size("type_vocab_size", 2);
+  if (segments < 2) {
+    config.Wrong("type_vocab_size",
+                 "is 1: expected at least 2, a sample has two segments");
+  }
   const int64_t inner = config.Size("intermediate_size", 3072);
   const Heads heads =
       ReadHeads(config, "hidden_size", "num_attention_heads",

@@ -1309,6 +1309,13 @@ TEST(Opt, PositionsAndRelu) {
 
 // The published counts are of the model with its pooler, without the heads of
 // the two losses.
+TEST(Bert, HasTwoSegments) {
+  ImportOptions options = Options(1, 16);
+  options.overrides["type_vocab_size"] = ParseJson("{\"x\": 1}")->Field("x");
+  EXPECT_THAT(ImportModel("zoo:bert-tiny", options).error().ToString(),
+              HasSubstr("type_vocab_size: is 1: expected at least 2"));
+}
+
 TEST(Bert, HeadsAreBesideThePublishedModel) {
   const std::pair<const char*, int64_t> published[] = {
       {"bert-base", 109482240}, {"bert-large", 335141888}};
