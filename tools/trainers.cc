@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "planner/base/append.h"
 #include "planner/base/table.h"
 #include "planner/plan/strategy_text.h"
 #include "planner/plan/used_part.h"
@@ -78,13 +79,12 @@ class MegatronArguments {
 
  private:
   void Append(const std::vector<std::string>& words) {
-    if (!text_.empty()) text_ += " \\\n";
     std::string line;
     for (const std::string& word : words) {
       json_.Append(word);
-      line += (line.empty() ? "" : " ") + ShellWord(word);
+      AppendTo(line, " ", ShellWord(word));
     }
-    text_ += line;
+    AppendTo(text_, " \\\n", line);
   }
 
   Json json_ = Json::Array();
@@ -275,7 +275,7 @@ void AddOrder(const Strategy& s, MegatronArguments& arguments,
   }
   std::string names;
   for (const MeshDimension d : OrderOf(s)) {
-    names += (names.empty() ? "" : "-") + std::string(RowOf(d).name);
+    AppendTo(names, "-", RowOf(d).name);
   }
   notes.push_back("order=" + names + ": Megatron-LM's ranks are in the order " +
                   "tp-cp-ep-dp-pp");

@@ -1,6 +1,8 @@
 #pragma once
 // `tessera explain --as NAME`: a plan in the settings of another training
-// program, for who trains with that.
+// program, for who trains with that: Megatron-LM as of d98e8a64 (August 2026,
+// megatron/training/arguments.py and what it reads), DeepSpeed by its
+// docs/_pages/config-json.md of that time.
 
 #include <span>
 #include <string>

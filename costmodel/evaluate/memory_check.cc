@@ -17,11 +17,12 @@ namespace {
 // Of the smallest and of the largest device of a set.
 std::pair<Bytes, Bytes> MemoriesOf(const Cluster& cluster,
                                    const DeviceSet& set) {
-  std::vector<Bytes> memories;
+  Bytes least = cluster.TypeOf(set.devices[0]).memory;
+  Bytes most = least;
   for (DeviceId device : set.devices) {
-    memories.push_back(cluster.TypeOf(device).memory);
+    least = std::min(least, cluster.TypeOf(device).memory);
+    most = std::max(most, cluster.TypeOf(device).memory);
   }
-  const auto [least, most] = std::ranges::minmax(memories);
   return {least, most};
 }
 

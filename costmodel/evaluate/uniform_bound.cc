@@ -133,6 +133,11 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
       adds_apart_(std::ranges::any_of(short_.graph.nodes, [&](const Node& n) {
         return !AddsItsGradients(short_.graph, n);
       })) {
+  memory_of_type_.resize(cluster_.device_types.size());
+  for (const Device& device : cluster_.devices) {
+    const auto type = static_cast<size_t>(device.type);
+    memory_of_type_[type] = cluster_.device_types[type].memory;
+  }
   if (profile != nullptr) return;
   const Router router(cluster_);
   const auto hosts = static_cast<size_t>(cluster_.num_nodes());
@@ -322,13 +327,11 @@ std::optional<UniformBound::Pipeline> UniformBound::PipelineOf(
     while (samples % of_stage.mbs != 0) --of_stage.mbs;
     blocks_of.push_back(&CostsOf(of_stage, splits, chain[s].types));
     if (blocks_of.back()->empty()) return std::nullopt;
-    for (const Device& device : cluster_.devices) {
-      if (chain[s].types != 0 && (chain[s].types >> device.type & 1) == 0) {
-        continue;
+    Bytes& memory = pipeline.stages[s].memory;
+    for (size_t type = 0; type < memory_of_type_.size(); ++type) {
+      if (chain[s].types == 0 || (chain[s].types >> type & 1) != 0) {
+        memory = Max(memory, memory_of_type_[type]);
       }
-      pipeline.stages[s].memory =
-          Max(pipeline.stages[s].memory,
-              cluster_.device_types[static_cast<size_t>(device.type)].memory);
     }
   }
   int64_t fill = 0;

@@ -284,8 +284,9 @@ class UniformBound {
   int host_size_ = 0;      // devices of a host, the most
   bool alike_ = false;     // hosts, in themselves and in the network
   bool one_type_ = false;  // of devices
-  const bool measured_;    // kernels, by a profile
-  const bool clips_;       // gradients, by the norm of all
+  std::vector<Bytes> memory_of_type_;  // 0: no device is of it
+  const bool measured_;                // kernels, by a profile
+  const bool clips_;                   // gradients, by the norm of all
   // Some weights' gradients are added by a `sum`, unless there is one
   // microbatch (AddsItsGradients).
   const bool adds_apart_;

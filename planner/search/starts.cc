@@ -318,9 +318,11 @@ class StartFinder {
     Evaluation evaluation = objective_.Evaluate(plan);
     return {std::move(plan), std::move(evaluation)};
   }
+  Plan PlanOf(const Strategy& strategy) const {
+    return PlanFromStrategy(space_.index, *space_.cluster, strategy).value();
+  }
   FoundPlan PricedOf(const Strategy& strategy) const {
-    return Priced(
-        PlanFromStrategy(space_.index, *space_.cluster, strategy).value());
+    return Priced(PlanOf(strategy));
   }
   Score ScoreOfBest() const {
     return starts_.ranked.empty() ? Score()
@@ -471,7 +473,7 @@ class StartFinder {
     if (swept.best.empty()) return;
     uniform_.push_back(swept.best[0].strategy);
     if (!swept.best[0].score.feasible) return;
-    starts_.other = PricedOf(swept.best[0].strategy).plan;
+    starts_.other = PlanOf(swept.best[0].strategy);
   }
 
   void AddUnlike() {

@@ -94,7 +94,8 @@ int MostTensor(const SearchSpace& space) {
                   space.constraints.MostFixed("tp"));
 }
 
-// Where layers cannot be shared out evenly, or should not be, as few chunks.
+// Where layers cannot be shared out evenly, or should not be, as few chunks: a
+// rule of thumb.
 constexpr int kMostUnevenChunks = 6;
 
 // Chunks of a stage that share out its layers evenly, where layers can be.
