@@ -821,9 +821,11 @@ std::optional<Score> Evaluator::EstimateUniform(const GraphIndex& index,
   return score;
 }
 
-std::vector<LayerCost> Evaluator::LayerCosts(const Strategy& strategy) const {
+std::vector<LayerCost> Evaluator::LayerCosts(const Strategy& strategy,
+                                             DeviceId first) const {
   const UniformBound* const estimates = Estimates();
-  return (estimates != nullptr ? *estimates : Bounds()).LayerCosts(strategy);
+  return (estimates != nullptr ? *estimates : Bounds())
+      .LayerCosts(strategy, first);
 }
 
 const UniformBound& Evaluator::Bounds() const {

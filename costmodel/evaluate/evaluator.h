@@ -95,7 +95,8 @@ class Evaluator : public Objective {
   std::optional<Score> EstimateUniform(const GraphIndex& index,
                                        const Strategy& strategy,
                                        Bound bound) const override;
-  std::vector<LayerCost> LayerCosts(const Strategy& strategy) const override;
+  std::vector<LayerCost> LayerCosts(const Strategy& strategy,
+                                    DeviceId first) const override;
 
   // As Evaluate, with the breakdown of the bottleneck group and the memory of
   // every device. Lowers and simulates the whole step. With `share_links` step

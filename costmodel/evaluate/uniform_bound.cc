@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "costmodel/evaluate/all_reduce.h"
@@ -511,14 +512,15 @@ const UniformBound::BlockCosts& UniformBound::CostsOf(const Strategy& strategy,
   });
 }
 
-double UniformBound::AllReduce(const Strategy& strategy, int64_t bytes) const {
+double UniformBound::AllReduce(const Strategy& strategy, DeviceId first,
+                               int64_t bytes) const {
   const int replicas = strategy.dp * strategy.cp * strategy.ep;
   if (replicas == 1 || bytes == 0) return 0;
   DeviceGroup group;
   group.axes = {{"dp", replicas}};
   if (strategy.tp > 1) group.axes.push_back({"tp", strategy.tp});
   for (int d = 0; d < replicas * strategy.tp; ++d) {
-    group.devices.push_back(DeviceId(d));
+    group.devices.push_back(DeviceId(first.value + d));
   }
   Value sum;
   sum.dtype = index_.graph->dtype;
@@ -529,22 +531,19 @@ double UniformBound::AllReduce(const Strategy& strategy, int64_t bytes) const {
       PriceAllReduce(pricer_, task, sum, group).duration.picoseconds);
 }
 
-std::vector<LayerCost> UniformBound::LayerCosts(
-    const Strategy& strategy) const {
-  if (!alike_ || !one_type_ || shapes_.empty() || !IsPlain(strategy) ||
-      Offloads(strategy) || !IsInnermost(strategy)) {
-    return {};
-  }
-  const BlockCosts& blocks = CostsOf(strategy, /*splits=*/false);
+std::vector<LayerCost> UniformBound::LayerCostsOn(const Strategy& strategy,
+                                                  DeviceId first,
+                                                  uint64_t types) const {
   const int replicas = strategy.dp * strategy.cp * strategy.ep;
   std::vector<LayerCost> costs;
-  for (const BlockCost& block : blocks) {
+  for (const BlockCost& block : CostsOf(strategy, /*splits=*/false, types)) {
     LayerCost& cost = costs.emplace_back();
     cost.compute = static_cast<double>(block.forward.stream_to_stream +
                                        block.backward.stream_to_stream);
-    const double parameters = AllReduce(
-        strategy, strategy.zero >= 3 ? block.gathered : block.exchanged[0]);
-    const double gradients = AllReduce(strategy, block.exchanged[1]);
+    const double parameters =
+        AllReduce(strategy, first,
+                  strategy.zero >= 3 ? block.gathered : block.exchanged[0]);
+    const double gradients = AllReduce(strategy, first, block.exchanged[1]);
     switch (strategy.zero) {
       case 0:
         cost.reduction = gradients;
@@ -567,7 +566,35 @@ std::vector<LayerCost> UniformBound::LayerCosts(
     cost.stored =
         StoredBytes(block, strategy, strategy.dp, MemoryTier::kDevice);
   }
-  if (costs.empty()) return {};
+  return costs;
+}
+
+std::vector<LayerCost> UniformBound::LayerCosts(const Strategy& strategy,
+                                                DeviceId first) const {
+  if (cluster_.device_types.size() > kMostTypes || shapes_.empty() ||
+      !IsPlain(strategy) || Offloads(strategy) || !IsInnermost(strategy)) {
+    return {};
+  }
+  const int ranks = strategy.tp * strategy.cp * strategy.ep;
+  std::set<uint64_t> types;  // of replicas
+  if (one_type_) types.insert(0);
+  for (int r = 0; !one_type_ && r < strategy.dp; ++r) {
+    DeviceGroup replica;
+    for (int d = 0; d < ranks; ++d) {
+      replica.devices.push_back(DeviceId(first.value + r * ranks + d));
+    }
+    types.insert(TypesOf(cluster_, replica));
+  }
+  std::vector<LayerCost> costs;
+  for (const uint64_t of : types) {
+    const std::vector<LayerCost> some = LayerCostsOn(strategy, first, of);
+    if (some.empty()) return {};
+    if (costs.empty()) costs = some;
+    for (size_t b = 0; b < costs.size(); ++b) {
+      costs[b].compute = std::max(costs[b].compute, some[b].compute);
+      costs[b].update = std::max(costs[b].update, some[b].update);
+    }
+  }
   std::vector<LayerCost> all;  // of the whole graph
   for (int of_short : short_.block_of) {
     all.push_back(costs[static_cast<size_t>(of_short)]);

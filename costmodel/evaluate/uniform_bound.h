@@ -142,7 +142,9 @@ class UniformBound {
   // Objective::LayerCosts, from the same tables. A reduction to parts among the
   // ranks that hold a weight alike, or a gather from parts, takes half of their
   // all-reduce; experts count as all other weights.
-  std::vector<LayerCost> LayerCosts(const Strategy& strategy) const;
+  // Of replicas on unlike devices the most counts.
+  std::vector<LayerCost> LayerCosts(const Strategy& strategy,
+                                    DeviceId first) const;
 
  private:
   using BlockCosts = std::vector<BlockCost>;  // by block of the short graph
@@ -229,8 +231,13 @@ class UniformBound {
                    uint64_t types);
   const BlockCosts& CostsOf(const Strategy& strategy, bool splits,
                             uint64_t types = 0) const;
-  // An all-reduce of so many bytes among the replicas of a stage.
-  double AllReduce(const Strategy& strategy, int64_t bytes) const;
+  // An all-reduce of so many bytes among the replicas of a stage that begins
+  // with a device.
+  double AllReduce(const Strategy& strategy, DeviceId first,
+                   int64_t bytes) const;
+  // By block of the short graph, where all replicas are on such types.
+  std::vector<LayerCost> LayerCostsOn(const Strategy& strategy, DeviceId first,
+                                      uint64_t types) const;
   // REQUIRES: a replica's ranks are neighbours.
   Placement PlacementOf(const GraphIndex& index,
                         const Strategy& strategy) const;

@@ -39,8 +39,9 @@ class AllowedObjective : public Objective {
                                        Bound bound) const override {
     return objective_.EstimateUniform(index, strategy, bound);
   }
-  std::vector<LayerCost> LayerCosts(const Strategy& strategy) const override {
-    return objective_.LayerCosts(strategy);
+  std::vector<LayerCost> LayerCosts(const Strategy& strategy,
+                                    DeviceId first) const override {
+    return objective_.LayerCosts(strategy, first);
   }
 
  private:

@@ -61,6 +61,7 @@ struct LayerCost {
   double kept = 0;
   double stored = 0;
   double backward_peak = 0;
+  bool operator==(const LayerCost&) const = default;
 };
 
 // What an objective keeps of a plan that it has priced, for the candidates that
@@ -125,8 +126,11 @@ class Objective {
     return estimate ? *estimate : BoundUniform(index, strategy, bound);
   }
   // By block, in a stage that runs the strategy without a pipeline (pp = 1) on
-  // dp x tp x cp x ep neighbouring devices. Empty where that is not known.
-  virtual std::vector<LayerCost> LayerCosts(const Strategy&) const {
+  // dp x tp x cp x ep neighbouring devices from `first` on, a multiple of those
+  // of one replica. Empty where that is not known.
+  virtual std::vector<LayerCost> LayerCosts(const Strategy&,
+                                            DeviceId first) const {
+    (void)first;
     return {};
   }
 };

@@ -98,14 +98,13 @@ class StageProgramme {
                            : std::optional<Sums>(option.again));
       const auto alike = std::ranges::find_if(places_, [&](const Place& place) {
         return place.units == static_cast<size_t>(option.units) &&
-               place.align == static_cast<size_t>(option.align);
+               place.begins == option.begins;
       });
       Place& place =
           alike != places_.end()
               ? *alike
-              : places_.emplace_back(Place{static_cast<size_t>(option.units),
-                                           static_cast<size_t>(option.align),
-                                           {}});
+              : places_.emplace_back(Place{
+                    static_cast<size_t>(option.units), option.begins, {}});
       place.options.push_back(o);
     }
   }
@@ -177,7 +176,7 @@ class StageProgramme {
   // Options that take as many units, as they lie.
   struct Place {
     size_t units = 1;
-    size_t align = 1;
+    uint64_t begins = 0;
     std::vector<size_t> options;
   };
   // The best of a place's options for some blocks.
@@ -211,12 +210,13 @@ class StageProgramme {
     const Sums& costs = costs_[option];
     const double needed = costs.Memory(begin, end, in_flight);
     const double time = costs.Time(begin, end, m);
-    if (needed <= problem_.memory) return time;
+    const double memory = problem_.options[option].memory;
+    if (needed <= memory) return time;
     if (!again_[option]) return kNever;
     const double least = again_[option]->Memory(begin, end, in_flight);
-    if (least > problem_.memory) return kNever;
+    if (least > memory) return kNever;
     // What saves most bytes for its time runs again first.
-    const double part = (needed - problem_.memory) / (needed - least);
+    const double part = (needed - memory) / (needed - least);
     return time + part * part * (again_[option]->Time(begin, end, m) - time);
   }
 
@@ -288,7 +288,7 @@ class StageProgramme {
 
   // A stage in front of those behind it.
   void AddStage(size_t stages, size_t place, double limit, bool pace) {
-    const auto& [size, align, options] = places_[place];
+    const auto& [size, begins, options] = places_[place];
     const int in_flight = problem_.in_flight(static_cast<int>(stages));
     for (size_t begin = 0; begin + stages <= blocks_; ++begin) {
       size_t end = begin;
@@ -298,7 +298,7 @@ class StageProgramme {
         for (size_t behind = stages - 1; behind + size <= units_; ++behind) {
           const double rest = At(stages - 1, end, behind).value;
           const size_t units = behind + size;
-          if (rest == kNever || (units_ - units) % align != 0) continue;
+          if (rest == kNever || (begins >> (units_ - units) & 1) == 0) continue;
           const double value =
               pace ? std::max(choice.time, rest) : choice.time + rest;
           Cell& cell = At(stages, begin, units);

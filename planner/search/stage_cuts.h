@@ -20,8 +20,9 @@ namespace tessera {
 
 // How a stage may run on some devices.
 struct StageOption {
-  int units = 1;  // of devices
-  int align = 1;  // its first unit is a multiple of this
+  int units = 1;        // of devices
+  uint64_t begins = 0;  // a bit for each that may be its first
+  double memory = 0;    // bytes of a device, the least
   // By block, whether it may run so; empty: all may.
   std::vector<bool> may = {};
   std::vector<LayerCost> costs;  // by block
@@ -33,9 +34,8 @@ struct StageOption {
 };
 
 struct StageProblem {
-  int units = 1;  // of devices, all of which are used
+  int units = 1;  // of devices, all of which are used; 64 at most
   int64_t microbatches = 1;
-  double memory = 0;  // bytes of a device
   // Microbatches that a stage keeps, by stages from it to the end, itself
   // included.
   std::function<int(int)> in_flight;

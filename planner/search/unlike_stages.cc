@@ -70,6 +70,7 @@ struct Setting {
   const SearchSpace& space;
   const Objective& objective;
   int64_t unit;  // devices
+  bool alike;    // PlacesAreAlike
   // Those of uniform strategies, and what is simplest.
   std::set<int> degrees = {1};  // of tensor parallelism
   std::set<int> zeros = {0, 1};
@@ -91,11 +92,12 @@ std::optional<int64_t> UnitOf(const SearchSpace& space, int most) {
   return std::nullopt;
 }
 
-// What is to be cut into stages: a strategy for one device, and the samples of
-// a microbatch.
+// What is to be cut into stages: a strategy for one device, the samples of a
+// microbatch, and whether the first stage is on the last devices.
 struct Base {
   Strategy strategy;
   int64_t samples = 1;
+  bool from_last = false;
   bool operator==(const Base&) const = default;
 };
 
@@ -123,8 +125,12 @@ std::vector<Base> Bases(const Setting& setting,
       base.strategy.zero = zero;
       for (const int64_t i : order) {
         base.samples = sizes[static_cast<size_t>(i)];
-        if (std::ranges::find(bases, base) != bases.end()) continue;
-        bases.push_back(base);
+        for (const bool from_last : {false, true}) {
+          if (from_last && setting.alike) continue;
+          base.from_last = from_last;
+          if (std::ranges::find(bases, base) != bases.end()) continue;
+          bases.push_back(base);
+        }
       }
     }
   };
@@ -137,6 +143,7 @@ std::vector<Base> Bases(const Setting& setting,
     kind.schedule = Strategy().schedule;
     kind.actions.clear();
     kind.recompute = RecomputeLevel::kNone;
+    kind.by_speed = false;
     if (std::ranges::find(kinds, kind) == kinds.end()) {
       if (kinds.size() == kMostLikely) break;
       kinds.push_back(kind);
@@ -167,88 +174,154 @@ std::vector<bool> AllowedBlocks(const SearchSpace& space, const Plan& plan) {
   return allowed;
 }
 
-// The plan of the whole model on the first devices of the cluster.
-std::optional<Plan> StagePlan(const SearchSpace& space,
-                              const Strategy& strategy) {
-  const int64_t devices =
-      int64_t{strategy.dp} * strategy.tp * strategy.cp * strategy.ep;
+// A way to run a stage: a strategy of its own, as on the devices from one on.
+struct Way {
+  Strategy strategy;
+  DeviceId first;
+};
+
+int64_t DevicesOf(const Way& way) {
+  const Strategy& s = way.strategy;
+  return int64_t{s.dp} * s.tp * s.cp * s.ep;
+}
+
+// The plan of the whole model on the devices of a stage.
+std::optional<Plan> StagePlan(const SearchSpace& space, const Way& way) {
   Cluster part;
   part.name = space.cluster->name;
   part.device_types = space.cluster->device_types;
-  part.devices.assign(space.cluster->devices.begin(),
-                      space.cluster->devices.begin() + devices);
-  auto plan = PlanFromStrategy(space.index, part, strategy);
+  const auto begin = space.cluster->devices.begin() + way.first.value;
+  part.devices.assign(begin, begin + DevicesOf(way));
+  auto plan = PlanFromStrategy(space.index, part, way.strategy);
   if (!plan || plan->groups.size() != 1) return std::nullopt;
   return *std::move(plan);
 }
 
-// `options` become the strategies of the problem's options.
-StageProblem ProblemOf(const Setting& setting, const Base& base, double limit,
-                       std::vector<Strategy>& options,
-                       const std::function<bool()>& stop) {
+// Bytes of the device that has least.
+double LeastMemory(const Cluster& cluster, const Way& way) {
+  auto least = std::numeric_limits<int64_t>::max();
+  for (int64_t d = 0; d < DevicesOf(way); ++d) {
+    const Bytes memory = cluster.TypeOf(DeviceId(way.first.value + d)).memory;
+    least = std::min(least, memory.value);
+  }
+  return static_cast<double>(least);
+}
+
+// Whether a stage costs as much wherever it lies, as far as estimates go.
+bool PlacesAreAlike(const Cluster& cluster) {
+  std::map<int, int> devices_of_host;
+  for (const Device& device : cluster.devices) {
+    if (device.type != cluster.devices[0].type) return false;
+    ++devices_of_host[device.node];
+  }
+  return std::ranges::all_of(devices_of_host, [&](const auto& host) {
+    return host.second == devices_of_host.begin()->second;
+  });
+}
+
+// The options of stages of `size` units that run a strategy, and their `ways`,
+// behind those that are there.
+void AddOptions(const Setting& setting, const Strategy& strategy, int size,
+                StageProblem& problem, std::vector<Way>& ways,
+                const std::function<bool()>& stop) {
   const SearchSpace& space = setting.space;
-  const Cluster& cluster = *space.cluster;
+  const int64_t replica = int64_t{strategy.tp} * strategy.cp * strategy.ep;
+  const auto align =
+      static_cast<int>(std::lcm(replica, setting.unit) / setting.unit);
+  const size_t known = ways.size();
+  for (int begin = 0; begin + size <= problem.units; begin += align) {
+    const uint64_t bit = uint64_t{1} << begin;
+    if (setting.alike && ways.size() > known) {
+      problem.options.back().begins |= bit;
+      continue;
+    }
+    if (stop()) return;
+    const Way way = {strategy, DeviceId(begin * setting.unit)};
+    StageOption option;
+    option.units = size;
+    option.begins = bit;
+    option.memory = LeastMemory(*space.cluster, way);
+    option.costs = setting.objective.LayerCosts(strategy, way.first);
+    if (option.costs.empty()) return;
+    const auto same = std::find_if(
+        problem.options.begin() + static_cast<int64_t>(known),
+        problem.options.end(), [&](const StageOption& other) {
+          return other.memory == option.memory && other.costs == option.costs;
+        });
+    if (same != problem.options.end()) {
+      same->begins |= bit;
+      continue;
+    }
+    if (!space.constraints.empty()) {
+      const auto plan = StagePlan(space, way);
+      if (!plan) continue;
+      option.may = AllowedBlocks(space, *plan);
+    }
+    problem.options.push_back(std::move(option));
+    ways.push_back(way);
+  }
+}
+
+// `ways` become those of the problem's options.
+StageProblem ProblemOf(const Setting& setting, const Base& base, double limit,
+                       std::vector<Way>& ways,
+                       const std::function<bool()>& stop) {
   StageProblem problem;
-  problem.units = static_cast<int>(std::ssize(cluster.devices) / setting.unit);
-  problem.microbatches = space.index.graph->global_batch / base.samples;
+  problem.units = static_cast<int>(setting.space.devices() / setting.unit);
+  problem.microbatches = setting.space.index.graph->global_batch / base.samples;
   problem.limit = limit;
-  problem.memory =
-      static_cast<double>(cluster.TypeOf(DeviceId(0)).memory.value);
   const auto m = static_cast<int>(problem.microbatches);
   problem.in_flight = [m](int stages) { return std::min(stages, m); };
   for (int size : SizesOf(problem.units)) {
     for (int tp : setting.degrees) {
-      auto stage =
+      const auto stage =
           StageStrategy(base.strategy, tp, size * setting.unit, base.samples);
-      if (!stage || stop()) continue;
-      StageOption option;
-      option.units = size;
-      const int64_t replica = int64_t{tp} * stage->cp * stage->ep;
-      option.align =
-          static_cast<int>(std::lcm(replica, setting.unit) / setting.unit);
-      option.costs = setting.objective.LayerCosts(*stage);
-      if (option.costs.empty()) continue;
-      if (!space.constraints.empty()) {
-        const auto plan = StagePlan(space, *stage);
-        if (!plan) continue;
-        option.may = AllowedBlocks(space, *plan);
-      }
-      problem.options.push_back(std::move(option));
-      options.push_back(*std::move(stage));
+      if (stage) AddOptions(setting, *stage, size, problem, ways, stop);
+    }
+  }
+  for (StageOption& option : problem.options) {
+    if (!base.from_last) break;
+    const uint64_t begins = std::exchange(option.begins, 0);
+    for (int begin = 0; begin + option.units <= problem.units; ++begin) {
+      const int ahead = problem.units - begin - option.units;
+      option.begins |= (begins >> begin & 1) << ahead;
     }
   }
   if (!setting.recomputes || LeastTime(problem) > problem.limit) return problem;
-  for (size_t o = 0; o < options.size() && !stop(); ++o) {
-    Strategy again = options[o];
+  for (size_t o = 0; o < ways.size() && !stop(); ++o) {
+    Strategy again = ways[o].strategy;
     again.recompute = RecomputeLevel::kFull;
-    problem.options[o].again = setting.objective.LayerCosts(again);
+    problem.options[o].again =
+        setting.objective.LayerCosts(again, ways[o].first);
   }
   return problem;
 }
 
-// The plan of stages that follow each other on the devices, each placed as its
-// strategy places the whole model on so many.
+// The plan of stages that follow each other on the devices, or back from the
+// last, each placed as its strategy places the whole model on so many.
 std::optional<Plan> PlanOf(const Setting& setting, const StagesFound& found,
-                           const std::vector<Strategy>& options) {
+                           const std::vector<Way>& ways, bool from_last) {
   const SearchSpace& space = setting.space;
   const GraphIndex& index = space.index;
   std::map<int, std::optional<Plan>> by_option;
   std::optional<Plan> plan;
-  int64_t first_device = 0;
+  int64_t dealt = 0;  // devices
   size_t block = 0;
   for (size_t s = 0; s < found.stages.size(); ++s) {
     const auto end = static_cast<size_t>(found.stages[s].end);
     const int option = found.stages[s].option;
     const auto [at, is_new] = by_option.try_emplace(option);
     std::optional<Plan>& stage = at->second;
-    if (is_new) stage = StagePlan(space, options[static_cast<size_t>(option)]);
+    if (is_new) stage = StagePlan(space, ways[static_cast<size_t>(option)]);
     if (!stage) return std::nullopt;
     DeviceGroup group = stage->groups[0];
     group.name = "stage" + std::to_string(s);
+    const int64_t first =
+        from_last ? space.devices() - dealt - std::ssize(group.devices) : dealt;
     for (DeviceId& device : group.devices) {
-      device = DeviceId(device.value + first_device);
+      device = DeviceId(device.value + first);
     }
-    first_device += std::ssize(group.devices);
+    dealt += std::ssize(group.devices);
     if (!plan) {
       plan = *stage;
       plan->groups.clear();
@@ -302,7 +375,7 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
   auto unit = UnitOf(space, kMostUnits);
   if (!unit) unit = UnitOf(space, kMostUnitsAtAll);
   if (!unit) return {};
-  Setting setting{space, objective, *unit};
+  Setting setting{space, objective, *unit, PlacesAreAlike(*space.cluster)};
   setting.recomputes = strategies.empty();
   if (strategies.empty()) {
     for (int tp :
@@ -331,14 +404,14 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
        Bases(setting, likely, std::numeric_limits<size_t>::max())) {
     if (std::ranges::find(bases, base) == bases.end()) bases.push_back(base);
   }
-  std::vector<std::vector<Strategy>> options(bases.size());
+  std::vector<std::vector<Way>> ways(bases.size());
   std::vector<std::vector<StagesFound>> of_base(bases.size());
   const auto find = [&](size_t begin, size_t end, double within) {
     ForEach(threads, end - begin, [&](size_t offset) {
       if (stop()) return;
       const size_t i = begin + offset;
       const StageProblem problem =
-          ProblemOf(setting, bases[i], within, options[i], stop);
+          ProblemOf(setting, bases[i], within, ways[i], stop);
       of_base[i] = CheapestStages(problem, stop);
       of_base[i].resize(std::min(of_base[i].size(), kMostOfBase));
     });
@@ -362,8 +435,9 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
   std::vector<std::optional<FoundPlan>> fitted(candidates.size());
   ForEach(threads, candidates.size(), [&](size_t i) {
     if (stop()) return;
+    const size_t base = candidates[i].base;
     auto plan =
-        PlanOf(setting, candidates[i].found, options[candidates[i].base]);
+        PlanOf(setting, candidates[i].found, ways[base], bases[base].from_last);
     if (!plan) return;
     fitted[i] = FitByRecomputing(space, objective, *std::move(plan));
     if (fitted[i]) SetSchedule(setting, *fitted[i]);

@@ -1,10 +1,11 @@
 #pragma once
 // Pipelines whose stages may be unlike, as a start of the search: in layers, in
 // devices and in how these split a layer. The cheapest cuts (stage_cuts.h) by
-// estimates of the blocks, as on the first devices of the cluster; what stages
-// send one another, and what of a stage's exchanges hides behind others' work,
-// is left out. The plans are priced as any other. Clusters of unlike hosts or
-// devices have no such estimates (LayerCosts), and so none.
+// estimates of the blocks, of unlike devices on those where a stage lies, or
+// else on the first of the cluster; what stages send one another, and what of a
+// stage's exchanges hides behind others' work, is left out. Stages follow each
+// other on the devices as the cluster lists them, on unlike ones also from the
+// last to the first. The plans are priced as any other.
 
 #include <functional>
 #include <vector>

@@ -13,6 +13,7 @@ namespace tessera {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr uint64_t kAnywhere = ~uint64_t{0};
 
 // A stage's time as stage_cuts.h has it, block by block.
 double TimeOf(const StageProblem& problem, const StageOption& option, int begin,
@@ -44,12 +45,12 @@ double TimeOf(const StageProblem& problem, const StageOption& option, int begin,
     if (!option.may[static_cast<size_t>(b)]) return kNever;
   }
   const LayerCost none = sum(option.costs);
-  if (bytes(none) <= problem.memory) return time(none);
+  if (bytes(none) <= option.memory) return time(none);
   if (option.again.empty()) return kNever;
   const LayerCost again = sum(option.again);
-  if (bytes(again) > problem.memory) return kNever;
+  if (bytes(again) > option.memory) return kNever;
   const double part =
-      (bytes(none) - problem.memory) / (bytes(none) - bytes(again));
+      (bytes(none) - option.memory) / (bytes(none) - bytes(again));
   return (1 - part * part) * time(none) + part * part * time(again);
 }
 
@@ -70,7 +71,7 @@ struct BruteForce {
     }
     for (const StageOption& option : problem.options) {
       const int left = units - option.units;
-      if (left < 0 || left % option.align != 0) continue;
+      if (left < 0 || (option.begins >> left & 1) == 0) continue;
       for (int begin = 0; begin < end; ++begin) {
         const double time =
             TimeOf(problem, option, begin, end, problem.in_flight(stages + 1));
@@ -91,11 +92,13 @@ StageProblem RandomProblem(Rng& rng) {
   const auto draw = [&](uint32_t below) {
     return static_cast<double>(rng.Below(below));
   };
+  const double memory = 100 + draw(1000);
   for (int units = 1; units < problem.units; ++units) {
     for (uint32_t ways = 1 + rng.Below(2); ways > 0; --ways) {
       StageOption& option = problem.options.emplace_back();
       option.units = units;
-      option.align = 1 + static_cast<int>(rng.Below(2));
+      option.begins = rng.Below(2) == 0 ? kAnywhere : rng.Below(32);
+      option.memory = memory * (1 + draw(2));
       const bool again = rng.Below(2) == 0;
       const bool bars = rng.Below(3) == 0;
       for (size_t b = 0; b < blocks; ++b) {
@@ -116,7 +119,6 @@ StageProblem RandomProblem(Rng& rng) {
       }
     }
   }
-  problem.memory = 100 + draw(1000);
   return problem;
 }
 
@@ -151,7 +153,7 @@ TEST(UnlikeStages, AreTheBestOfAll) {
         const StageCut& cut = one.stages[static_cast<size_t>(s)];
         const StageOption& option =
             problem.options[static_cast<size_t>(cut.option)];
-        EXPECT_EQ(units % option.align, 0);
+        EXPECT_EQ(option.begins >> units & 1, 1);
         const double time = TimeOf(problem, option, begin, cut.end,
                                    problem.in_flight(stages - s));
         sum += time;
@@ -174,11 +176,12 @@ TEST(UnlikeStages, GiveMoreDevicesToMoreWork) {
   StageProblem problem;
   problem.units = 4;
   problem.microbatches = 100;
-  problem.memory = 1;
   problem.in_flight = [](int stages) { return stages; };
   for (int units = 1; units < 4; ++units) {
     StageOption option;
     option.units = units;
+    option.begins = kAnywhere;
+    option.memory = 1;
     for (double work : {600.0, 600.0, 1200.0}) {
       LayerCost cost;
       cost.compute = work / units;
@@ -196,6 +199,39 @@ TEST(UnlikeStages, GiveMoreDevicesToMoreWork) {
   EXPECT_DOUBLE_EQ(found[1].time, 102 * 600);
   EXPECT_EQ(
       problem.options[static_cast<size_t>(found[1].stages[2].option)].units, 2);
+}
+
+// Four equal layers on a slow device with room for two and one of three times
+// the speed with room for more: it takes three of them.
+TEST(UnlikeStages, GiveMoreWorkToFasterDevices) {
+  StageProblem problem;
+  problem.units = 2;
+  problem.microbatches = 100;
+  problem.in_flight = [](int) { return 1; };
+  for (const double speed : {1.0, 3.0}) {
+    StageOption& option = problem.options.emplace_back();
+    option.begins = speed == 1 ? 1 : 2;
+    option.memory = speed == 1 ? 2 : 4;
+    for (int b = 0; b < 4; ++b) {
+      LayerCost cost;
+      cost.compute = 600 / speed;
+      cost.stored = 1;
+      option.costs.push_back(cost);
+    }
+  }
+  auto found = CheapestStages(problem, [] { return false; });
+  // 600 and 3 x 200: filled in 1,200, and 99 times the slower's 600.
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].stages[0].end, 1);
+  EXPECT_DOUBLE_EQ(found[0].time, 1200 + 99 * 600);
+  // With room for two on the fast one the slow one has two.
+  problem.options[1].memory = 2;
+  found = CheapestStages(problem, [] { return false; });
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].stages[0].end, 2);
+  EXPECT_DOUBLE_EQ(found[0].time, 1600 + 99 * 1200);
+  problem.options[1].memory = 1;
+  EXPECT_TRUE(CheapestStages(problem, [] { return false; }).empty());
 }
 
 // What is slower than the limit is not given.
