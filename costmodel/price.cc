@@ -222,7 +222,7 @@ TaskCost Pricer::Price(const TaskView& view) const {
   return cost;
 }
 
-Bytes Pricer::Staging(const TaskView& view) const {
+Bytes Pricer::Staging(const TaskView& view, std::optional<int> position) const {
   const Task& task = *view.task;
   if (task.kind != TaskKind::kComm && task.kind != TaskKind::kSend &&
       task.kind != TaskKind::kRecv) {
@@ -237,6 +237,7 @@ Bytes Pricer::Staging(const TaskView& view) const {
   key.clear();
   key.push_back(task.kind == TaskKind::kComm ? view.group_class
                                              : view.pair_class);
+  key.push_back(position.value_or(-1));
   AppendStagingKey(task, view.values, view.peer, key);
   Shard& shard = ShardOf(key);
   {
@@ -245,8 +246,8 @@ Bytes Pricer::Staging(const TaskView& view) const {
       return it->second;
     }
   }
-  const Bytes staging =
-      StagingBytes(task, view.values, *view.group, view.peer, view.peer_group);
+  const Bytes staging = StagingBytes(task, view.values, *view.group, view.peer,
+                                     view.peer_group, position);
   std::unique_lock lock(shard.mutex);
   shard.staging.emplace(key, staging);
   return staging;

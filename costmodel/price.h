@@ -36,6 +36,7 @@
 //
 // Groups are priced by their class (group_classes.h).
 
+#include <optional>
 #include <shared_mutex>
 #include <string_view>
 #include <unordered_map>
@@ -93,7 +94,7 @@ class Pricer {
   TaskCost Price(const TaskView& view) const;
 
   // StagingBytes (planner/lower/staging.h) of a task, remembered.
-  Bytes Staging(const TaskView& view) const;
+  Bytes Staging(const TaskView& view, std::optional<int> position = {}) const;
 
   // What of a profile would be exactly this task's time, on the first device
   // of its group. The profiler measures just these.

@@ -203,7 +203,7 @@ namespace {
 class TemplateMaker {
  public:
   TemplateMaker(const Pricer& pricer, Programs& programs, int block,
-                const BlockShape& shape)
+                const BlockShape& shape, std::optional<int> position)
       : pricer_(pricer),
         programs_(programs),
         context_(programs.context()),
@@ -211,7 +211,8 @@ class TemplateMaker {
         shape_(shape),
         own_(context_.group_of_block(block)),
         group_(context_.plan().groups[own_.index()]),
-        group_class_(pricer.ClassOf(group_)) {}
+        group_class_(pricer.ClassOf(group_)),
+        position_(position) {}
 
   TemplateProgram Make(ProgramKind kind) {
     out_.streams = {{StreamRole::kCompute, 0}};
@@ -384,8 +385,9 @@ class TemplateMaker {
       if (l.bytes < 0) {
         const Value& value = program.values[v];
         const int64_t elements =
-            value.shape.empty()
-                ? 1
+            value.shape.empty() ? 1
+            : position_
+                ? ElementsAt(value.layout, group_, value.shape, *position_)
                 : LargestElements(value.layout, group_, value.shape);
         l.bytes = elements * value.ElementBytes();
       }
@@ -465,14 +467,16 @@ class TemplateMaker {
         local(id).writer = t;
       }
       made.last_dep = static_cast<int>(priced.deps.size());
-      const Bytes staging = pricer_.Staging(ViewOf(program, task, peers[i]));
+      const Bytes staging =
+          pricer_.Staging(ViewOf(program, task, peers[i]), position_);
       if (staging.value > 0) {
         priced.taken.push_back(
             {t, MemoryCategory::kCommunication, staging.value});
         priced.given.push_back(
             {t, MemoryCategory::kCommunication, staging.value});
       }
-      const Bytes scratch = ScratchBytes(task, program.values, group_);
+      const Bytes scratch =
+          ScratchBytes(task, program.values, group_, position_);
       if (scratch.value > 0) {
         priced.taken.push_back({t, MemoryCategory::kWorkspace, scratch.value});
         priced.given.push_back({t, MemoryCategory::kWorkspace, scratch.value});
@@ -533,6 +537,7 @@ class TemplateMaker {
   const GroupId own_;
   const DeviceGroup& group_;
   const int group_class_;
+  const std::optional<int> position_;            // whose bytes count
   mutable std::map<GroupId, int> pair_classes_;  // PairClass
   TemplateProgram out_;
 };
@@ -555,8 +560,8 @@ std::vector<ProgramKind> KindsOf(bool splits, int microbatches) {
 
 TemplateProgram MakeTemplate(const Pricer& pricer, Programs& programs,
                              int block, const BlockShape& shape,
-                             ProgramKind kind) {
-  return TemplateMaker(pricer, programs, block, shape).Make(kind);
+                             ProgramKind kind, std::optional<int> position) {
+  return TemplateMaker(pricer, programs, block, shape, position).Make(kind);
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -161,8 +162,11 @@ class Programs {
 // what reduces gradients: one that is alone has no other.
 std::vector<ProgramKind> KindsOf(bool splits, int microbatches);
 
+// Bytes are those of the rank at `position` of the block's group; without one,
+// of ranks with the largest shards.
 TemplateProgram MakeTemplate(const Pricer& pricer, Programs& programs,
                              int block, const BlockShape& shape,
-                             ProgramKind kind);
+                             ProgramKind kind,
+                             std::optional<int> position = {});
 
 }  // namespace tessera

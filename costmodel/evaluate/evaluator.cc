@@ -361,6 +361,7 @@ void Evaluator::FindBlocks(const Plan& plan, const Neighbours& around,
     key.push_back(streams);
     key.push_back(splits[own.index()]);
     key.push_back(now.begins[b]);
+    key.push_back(now.position.value_or(-1));
     std::vector<GroupId> distinct;
     std::vector<int> chunk_of;  // the first block's of each of these
     for (int depends : shape.depends) {
@@ -396,6 +397,7 @@ void Evaluator::FindBlocks(const Plan& plan, const Neighbours& around,
       setting.splits = splits[own.index()];
       setting.prefetch = prefetch;
       setting.streams = streams;
+      setting.position = now.position;
       setting.number_of = [&](GroupId group) -> int64_t {
         const auto at = std::find(distinct.begin(), distinct.end(), group);
         TESSERA_CHECK(at != distinct.end()) << "a group that is not around";
@@ -432,6 +434,7 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
   };
   const int64_t group_class =
       setting.class_of(context.group_of_block(setting.block));
+  const int64_t position = setting.position.value_or(-1);
   // In which order a sequence lies is seen where it is split.
   const bool splits_sequence =
       std::ranges::any_of(setting.shape->forward, [&](NodeId id) {
@@ -449,6 +452,7 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
     return {sight,
             form,
             group_class,
+            position,
             setting.streams,
             plan.microbatches,
             splits_sequence ? plan.zigzag : 0};
@@ -479,7 +483,7 @@ Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
     around.AppendBackwardWeight(key);
     weight = NumberOf(key);
   }
-  key = {kStored, form, group_class, setting.streams};
+  key = {kStored, form, group_class, position, setting.streams};
   around.AppendUpdate(key);
   const int stored = NumberOf(key);
   const int reduce = NumberOf({kReduce, weight, stored});
@@ -559,8 +563,8 @@ Evaluator::ProgramPtr Evaluator::FindProgram(int seen, ProgramKind kind,
     if (ProgramPtr known = find(); known != nullptr) return known;
   }
   auto made = std::make_shared<Program>();
-  made->priced =
-      MakeTemplate(pricer_, programs, setting.block, *setting.shape, kind);
+  made->priced = MakeTemplate(pricer_, programs, setting.block, *setting.shape,
+                              kind, setting.position);
   lowered = true;
   std::unique_lock lock(programs_mutex_);
   // The first of two threads that make the same wins, as in Memo.
@@ -611,6 +615,31 @@ MemoryUse Evaluator::PeakOf(const NumberedStage& stage, const Order& order,
   if (order.number < 0) return find();
   const IntKey key = {stage.number, order.number, static_cast<int64_t>(number)};
   return peaks_.Get(key, find);
+}
+
+std::vector<MemoryUse> Evaluator::MemoryOf(
+    const Plan& plan, const Blocks& blocks, std::span<const StepStage> stages,
+    std::span<const DeviceId> devices) const {
+  const Neighbours& around = NeighboursFor(blocks.prefetch);
+  std::vector<MemoryUse> memory;
+  for (const DeviceId device : devices) {
+    size_t s = 0;
+    auto at = std::ranges::find(plan.groups[s].devices, device);
+    while (at == plan.groups[s].devices.end()) {
+      ++s;
+      at = std::ranges::find(plan.groups[s].devices, device);
+    }
+    Blocks own = blocks;
+    own.position = static_cast<int>(at - plan.groups[s].devices.begin());
+    std::vector<bool> stale(own.blocks.size(), false);
+    for (const int b : stages[s].blocks) stale[static_cast<size_t>(b)] = true;
+    FindBlocks(plan, around, stale, own);
+    const NumberedStage stage =
+        StageOf(own.blocks, around.shapes, own.prefetch, stages[s],
+                own.order->splits[s], plan.microbatches);
+    memory.push_back(PeakOf(stage, *own.order, s, plan.microbatches));
+  }
+  return memory;
 }
 
 std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
@@ -704,8 +733,10 @@ Evaluation Evaluator::SimulateAnew(const Plan& plan) const {
     result.file_memory = PeakMemory(tasks, MemoryTier::kFile);
   }
   result.sources = Shares(time);
-  CheckMemoryFits(facts_, index_.get(), plan,
-                  OperatorsOf(plan) <= most_simulated_, result);
+  CheckMemoryFits(
+      facts_, index_.get(), plan,
+      [&](std::span<const DeviceId> of) { return PeakMemoryOf(tasks, of); },
+      result);
   return result;
 }
 
@@ -781,8 +812,12 @@ Evaluation Evaluator::EvaluateChange(
   }
   if (Total(time) > kLongest) return TooLong(plan, time);
   result.sources = Shares(time);
-  CheckMemoryFits(facts_, index_.get(), plan,
-                  OperatorsOf(plan) <= most_simulated_, result);
+  CheckMemoryFits(
+      facts_, index_.get(), plan,
+      [&](std::span<const DeviceId> of) {
+        return MemoryOf(plan, *now, stages, of);
+      },
+      result);
   basis = now;
   return result;
 }

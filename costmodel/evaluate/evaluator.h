@@ -23,6 +23,7 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -175,6 +176,9 @@ class Evaluator : public Objective {
     std::vector<int> classes;
     // Of the sum of squares, if it is reduced; negative otherwise.
     TaskCost world{{-1}, CostSource::kMeasured};
+    // In its group, of the rank whose bytes count; of the largest shards where
+    // there is none.
+    std::optional<int> position;
   };
 
   const Neighbours& NeighboursFor(int prefetch) const;
@@ -194,7 +198,8 @@ class Evaluator : public Objective {
     bool begins = false;  // its group
     bool splits = false;  // its backwards are split
     int prefetch = 0;
-    int64_t streams = 0;  // StreamsOf
+    int64_t streams = 0;          // StreamsOf
+    std::optional<int> position;  // Blocks::position
     // Of the groups around it.
     std::function<int64_t(GroupId)> number_of;
     std::function<int64_t(GroupId)> class_of;  // with its own
@@ -212,6 +217,10 @@ class Evaluator : public Objective {
   int64_t StreamsOf(const Plan& plan, int stages) const;
   MemoryUse PeakOf(const NumberedStage& stage, const Order& order,
                    size_t number, int microbatches) const;
+  // Of devices of a folded plan, each by its own shards.
+  std::vector<MemoryUse> MemoryOf(const Plan& plan, const Blocks& blocks,
+                                  std::span<const StepStage> stages,
+                                  std::span<const DeviceId> devices) const;
   std::shared_ptr<const Order> OrderOf(const Plan& plan) const;
   TaskCost WorldReduce(const Plan& plan) const;
   Evaluation EvaluateBySimulation(const Plan& plan) const;
@@ -245,7 +254,7 @@ class Evaluator : public Objective {
   //   blocks_     a block          decisions in it and around, sums around,
   //                                classes of groups, what else the plan says
   //   seen_       a number         what of these its programs see
-  //                                (surroundings.h)
+  //                                (surroundings.h), and whose bytes count
   //   programs_   programs         what is seen, and their kind; they differ in
   //                                the sizes of buckets that they are of
   //   sums_       a number         the layouts of a block's gradient sums

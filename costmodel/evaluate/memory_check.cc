@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,8 +27,43 @@ std::pair<Bytes, Bytes> MemoriesOf(const Cluster& cluster,
   return {least, most};
 }
 
+// The devices of a set by type and by the shares that they have.
+std::vector<DeviceSet> KindsByShare(const Cluster& cluster,
+                                    std::span<const DeviceGroup> groups,
+                                    const DeviceSet& set) {
+  std::map<DeviceId, std::vector<int>> keys;
+  for (const DeviceId device : set.devices) {
+    keys[device] = {cluster.devices[device.index()].type};
+  }
+  for (const GroupId of : set.groups) {
+    const DeviceGroup& group = groups[of.index()];
+    for (size_t i = 0; i < group.devices.size(); ++i) {
+      const auto key = keys.find(group.devices[i]);
+      if (key == keys.end()) continue;
+      for (size_t a = 0; a < group.axes.size(); ++a) {
+        const std::vector<int>& shares = group.axes[a].shares;
+        if (shares.empty()) continue;
+        const int at =
+            group.Coordinate(static_cast<int>(i), static_cast<int>(a));
+        key->second.push_back(shares[static_cast<size_t>(at)]);
+      }
+    }
+  }
+  std::map<std::vector<int>, DeviceSet> kinds;
+  for (const DeviceId device : set.devices) {
+    DeviceSet& kind = kinds[keys[device]];
+    kind.name = set.name;
+    kind.groups = set.groups;
+    kind.devices.push_back(device);
+  }
+  std::vector<DeviceSet> all;
+  for (auto& [key, kind] : kinds) all.push_back(std::move(kind));
+  return all;
+}
+
 void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
-                  const Plan& plan, bool may_lower, Evaluation& result) {
+                  const Plan& plan, const MemoryOfDevices& memory_of,
+                  Evaluation& result) {
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   AddOverheads(facts, index, plan, sets, result.memory);
   for (const DeviceSet& set : sets) {
@@ -53,33 +89,27 @@ void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
             NameOf(static_cast<MemoryCategory>(largest - use.parts.begin()))) +
         " " + FormatBytes(*largest));
   };
-  // The fullest device counts, but where shares are unequal smaller devices may
-  // have less.
-  bool by_device = false;
-  std::vector<Bytes> least;
   for (size_t s = 0; s < sets.size(); ++s) {
     const auto [smallest, largest] = MemoriesOf(facts.cluster, sets[s]);
-    least.push_back(smallest);
-    by_device |= smallest < largest && result.memory[s].total > smallest;
-  }
-  const bool uneven =
-      std::ranges::any_of(plan.groups, [](const DeviceGroup& group) {
-        return group.IsUneven(group.all_axes());
-      });
-  if (!by_device || !uneven || !may_lower) {
-    for (size_t s = 0; s < sets.size(); ++s) {
-      check(sets[s], result.memory[s], least[s]);
+    if (result.memory[s].total <= smallest) continue;
+    const bool uneven = std::ranges::any_of(sets[s].groups, [&](GroupId group) {
+      const DeviceGroup& of = plan.groups[group.index()];
+      return of.IsUneven(of.all_axes());
+    });
+    if (smallest == largest || !uneven) {
+      check(sets[s], result.memory[s], smallest);
+      continue;
     }
-    return;
-  }
-  const TaskGraph tasks = Lower(facts, plan);
-  const std::vector<DeviceSet> kinds = DeviceKinds(facts.cluster, tasks);
-  std::vector<DeviceId> devices;  // one of each kind
-  for (const DeviceSet& kind : kinds) devices.push_back(kind.devices[0]);
-  std::vector<MemoryUse> memory = PeakMemoryOf(tasks, devices);
-  AddOverheads(facts, index, plan, kinds, memory);
-  for (size_t k = 0; k < kinds.size(); ++k) {
-    check(kinds[k], memory[k], MemoriesOf(facts.cluster, kinds[k]).first);
+    const std::vector<DeviceSet> kinds =
+        KindsByShare(facts.cluster, plan.groups, sets[s]);
+    // What does not divide evenly leaves most to the last.
+    std::vector<DeviceId> devices;
+    for (const DeviceSet& kind : kinds) devices.push_back(kind.devices.back());
+    std::vector<MemoryUse> memory = memory_of(devices);
+    AddOverheads(facts, index, plan, kinds, memory);
+    for (size_t k = 0; k < kinds.size(); ++k) {
+      check(kinds[k], memory[k], MemoriesOf(facts.cluster, kinds[k]).first);
+    }
   }
 }
 
@@ -152,8 +182,9 @@ void AddOverheads(const LoweringFacts& facts, const GraphIndex* index,
 }
 
 void CheckMemoryFits(const LoweringFacts& facts, const GraphIndex* index,
-                     const Plan& plan, bool may_lower, Evaluation& result) {
-  CheckDevices(facts, index, plan, may_lower, result);
+                     const Plan& plan, const MemoryOfDevices& memory_of,
+                     Evaluation& result) {
+  CheckDevices(facts, index, plan, memory_of, result);
   CheckHosts(facts.cluster, plan, result);
 }
 

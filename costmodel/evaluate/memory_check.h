@@ -1,6 +1,8 @@
 #pragma once
 // Whether a plan fits the memory of its devices and hosts.
 
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "planner/ir/cluster.h"
@@ -23,10 +25,15 @@ void AddOverheads(const LoweringFacts& facts, const GraphIndex* index,
                   const Plan& plan, const std::vector<DeviceSet>& sets,
                   std::vector<MemoryUse>& memory);
 
+// What devices keep, each by its own shards.
+using MemoryOfDevices =
+    std::function<std::vector<MemoryUse>(std::span<const DeviceId>)>;
+
 // Adds that to the memory of a result, and to its violations and overflow what
 // does not fit. The fullest device counts, but where shares are unequal smaller
-// devices may have less: that is looked at, if the plan may be lowered for it.
+// devices may have less: of each type and share the last is looked at.
 void CheckMemoryFits(const LoweringFacts& facts, const GraphIndex* index,
-                     const Plan& plan, bool may_lower, Evaluation& result);
+                     const Plan& plan, const MemoryOfDevices& memory_of,
+                     Evaluation& result);
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
 #include <tuple>
 
@@ -12,6 +13,7 @@
 #include "planner/io/importer.h"
 #include "planner/io/json_value.h"
 #include "planner/lower/lower.h"
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
@@ -120,6 +122,49 @@ TEST(UnlikeDevices, EachHasRoomForItsOwnSamples) {
   EXPECT_EQ(wrong.overflow, used(1) - small);
   EXPECT_THAT(wrong.violations,
               ::testing::ElementsAre(HasSubstr("per device")));
+}
+
+// Where nothing fits, what is lacking is what the device lacks that lacks most,
+// by its own shards.
+TEST(UnlikeDevices, LackWhatTheirOwnShardsTake) {
+  const Graph graph = Model(64);
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:1x4+dgx1-v100-32gb:1x4");
+  ASSERT_EQ(cluster.device_types.size(), 2u);
+  int smaller_counts = 0;
+  for (const std::string_view text :
+       {"mbs=8,balance=speed", "mbs=4,zero=1,balance=speed",
+        "mbs=8,zero=2,balance=speed", "mbs=4,zero=3,balance=speed",
+        "tp=2,mbs=8,balance=speed", "tp=2,mbs=8,zero=3,sp=1,balance=speed",
+        "mbs=8,recompute=full,balance=speed",
+        "dp=4,pp=2,mbs=4,order=pp-tp-cp-ep-dp,balance=speed",
+        "dp=4,pp=2,mbs=4,zero=2,schedule=zb-h1,order=pp-tp-cp-ep-dp,"
+        "balance=speed"}) {
+    for (const int64_t less : {1, 1'000, 1'000'000}) {
+      cluster.device_types[0].memory = {2'000'000};
+      cluster.device_types[1].memory = {2'000'000 - less};
+      const Evaluator evaluator(graph, cluster, nullptr, {});
+      const Plan plan = Make(graph, cluster, text);
+      const TaskGraph tasks = Lower(graph, cluster, plan, TrainingOptions());
+      Bytes lacking;
+      Bytes fullest;
+      for (const DeviceSet& set : DeviceSets(plan.groups)) {
+        for (const DeviceId device : set.devices) {
+          const Bytes used = PeakMemoryOf(tasks, std::array{device})[0].total;
+          const Bytes memory = cluster.TypeOf(device).memory;
+          ASSERT_GT(used, memory) << text;
+          lacking = Max(lacking, used - memory);
+        }
+      }
+      for (const MemoryUse& use : PeakMemory(tasks)) {
+        fullest = Max(fullest, use.total);
+      }
+      const Evaluation priced = evaluator.Evaluate(plan);
+      EXPECT_EQ(priced.overflow, lacking) << text << " " << less;
+      EXPECT_GT(evaluator.blocks_lowered(), 0);  // folded
+      smaller_counts += lacking < fullest - cluster.device_types[1].memory;
+    }
+  }
+  EXPECT_GT(smaller_counts, 10);
 }
 
 // The fold and the simulation of the whole step, to the picosecond.
