@@ -106,6 +106,21 @@ double StoredBytes(const Cost& cost, const Strategy& strategy, int64_t dp,
   return bytes;
 }
 
+// Whether several blocks read one weight.
+bool ReadsAWeightTwice(const Graph& graph) {
+  std::vector<int> reader(graph.tensors.size(), -1);
+  for (const Node& node : graph.nodes) {
+    if (node.pass != Pass::kForward) continue;
+    for (const TensorId operand : node.operands) {
+      if (graph.tensor(operand).kind != TensorKind::kWeight) continue;
+      int& block = reader[operand.index()];
+      if (block >= 0 && block != node.block) return true;
+      block = node.block;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 size_t UniformBound::KeyHash::operator()(const Key& key) const {
@@ -125,12 +140,20 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
       shapes_(ShapesOf(short_.graph, Plan().prefetch)),
       pricer_(short_.graph, cluster_, profile, PricerOptionsOf(options)),
       host_size_(MostDevicesOfHost(cluster_)),
+      least_host_size_(LeastDevicesOfHost(cluster_)),
+      shared_memory_(std::ranges::any_of(
+          cluster_.devices,
+          [&](const Device& device) {
+            return cluster_.device_types[static_cast<size_t>(device.type)]
+                .shared_memory;
+          })),
       alike_(pricer_.hosts_are_alike()),
       one_type_(std::ranges::all_of(
           cluster_.devices,
           [&](const Device& d) { return d.type == cluster_.devices[0].type; })),
       measured_(profile != nullptr),
       clips_(options.clip > 0),
+      ties_(ReadsAWeightTwice(short_.graph)),
       adds_apart_(std::ranges::any_of(short_.graph.nodes, [&](const Node& n) {
         return !AddsItsGradients(short_.graph, n);
       })) {
@@ -155,7 +178,10 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
     if (from >= 0) out[static_cast<size_t>(from)] += bandwidth;
     if (to >= 0) in[static_cast<size_t>(to)] += bandwidth;
   }
-  host_bandwidth_ = std::max(std::ranges::max(in), std::ranges::max(out));
+  for (size_t h = 0; h < hosts; ++h) {
+    bandwidth_of_host_.push_back(std::max(in[h], out[h]));
+  }
+  host_bandwidth_ = std::ranges::max(bandwidth_of_host_);
   std::vector<std::array<double, 2>> of_vertex(cluster_.vertices.size());
   for (const Link& link : cluster_.links) {
     const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
@@ -465,20 +491,23 @@ std::vector<UniformBound::Exchange> UniformBound::ExchangesOf(
     }
     if (!known) continue;
     std::vector<int64_t> hosts(static_cast<size_t>(strategy.tp));  // by part
+    double bandwidth = 0;                                          // of all
     for (const auto& [host, parts] : on_host) {
+      const double own = bandwidth_of_host_[static_cast<size_t>(host)];
+      bandwidth += own;
       double entering = 0;  // of a byte of each rank
       for (size_t part = 0; part < parts.size(); ++part) {
         if (parts[part] == 0) continue;
         ++hosts[part];
         entering += (copies - static_cast<double>(parts[part])) / copies;
       }
-      exchanges[s].once =
-          std::max(exchanges[s].once, entering / host_bandwidth_);
+      if (entering == 0) continue;
+      exchanges[s].once = std::max(exchanges[s].once, entering / own);
     }
     int64_t messages = 0;
     for (int64_t h : hosts) messages += std::max<int64_t>(0, h - 1);
-    exchanges[s].sum = static_cast<double>(messages) /
-                       static_cast<double>(on_host.size()) / host_bandwidth_;
+    if (messages == 0) continue;
+    exchanges[s].sum = static_cast<double>(messages) / bandwidth;
   }
   return exchanges;
 }
@@ -609,8 +638,7 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
   const int64_t others = replica * strategy.pp;
   const auto schedule = FindSchedule(strategy.schedule);
   if (shapes_.empty() || !IsPlain(strategy) || !schedule || others <= 0 ||
-      devices % others != 0 ||
-      (Offloads(strategy) && (!cluster_.host || !one_type_))) {
+      devices % others != 0 || (Offloads(strategy) && !cluster_.host)) {
     return std::nullopt;
   }
   Setting setting;
@@ -692,8 +720,8 @@ double UniformBound::StateBytes(const Strategy& strategy,
 // Of bytes that the host reads and writes for one device, while all its devices
 // have it do so.
 int64_t UniformBound::OnHost(double bytes) const {
-  if (cluster_.TypeOf(DeviceId(0)).shared_memory) return 0;
-  return Picoseconds(bytes * host_size_, cluster_.host->memory_bandwidth);
+  if (shared_memory_) return 0;
+  return Picoseconds(bytes * least_host_size_, cluster_.host->memory_bandwidth);
 }
 
 // The longest of the streams that serve the tiers of a stage. Parameters beside
@@ -730,9 +758,10 @@ int64_t UniformBound::TierTime(const Strategy& strategy, const Setting& setting,
   if (strategy.parameter_tier == MemoryTier::kFile) file_read += fetched;
   int64_t time = std::max(
       OnHost(on_host),
-      std::max(Picoseconds(file_read * host_size_, host.storage_read),
-               Picoseconds(file_written * host_size_, host.storage_write)));
-  if (!cluster_.TypeOf(DeviceId(0)).shared_memory) {
+      std::max(
+          Picoseconds(file_read * least_host_size_, host.storage_read),
+          Picoseconds(file_written * least_host_size_, host.storage_write)));
+  if (!shared_memory_) {
     time = std::max(time, Picoseconds(std::max(in, out), host.device_link));
   }
   return time;
@@ -902,6 +931,31 @@ Score UniformBound::Of(const GraphIndex& index, const Strategy& strategy,
   return ScoreFor(told, *setting, time, lacking);
 }
 
+// Bytes on a tier of the host that has most. Where replicas are no neighbours
+// it is not looked at which stages share a host, or where weights are tied what
+// of them stays on the device: each stage counts as the least.
+double UniformBound::MostOfHost(const Strategy& strategy,
+                                const Setting& setting, MemoryTier tier) const {
+  std::vector<double> of_stage;
+  for (const StageCost& stage : setting.pipeline->stages) {
+    of_stage.push_back(StoredBytes(stage, strategy, setting.dp, tier));
+  }
+  const double least = std::ranges::min(of_stage);
+  if (ties_ || least == std::ranges::max(of_stage) || !IsInnermost(strategy)) {
+    return host_size_ * least;
+  }
+  const int64_t replica = int64_t{strategy.tp} * strategy.cp * strategy.ep;
+  const int64_t stride =
+      StagesAreInside(strategy) ? replica : replica * setting.dp;
+  std::vector<double> of_host(static_cast<size_t>(cluster_.num_nodes()));
+  for (size_t d = 0; d < cluster_.devices.size(); ++d) {
+    const int64_t stage = static_cast<int64_t>(d) / stride % strategy.pp;
+    of_host[static_cast<size_t>(cluster_.devices[d].node)] +=
+        of_stage[static_cast<size_t>(stage)];
+  }
+  return std::ranges::max(of_host);
+}
+
 // What the tiers beside the device lack counts as what devices do: the most
 // that any has too little of.
 Score UniformBound::ScoreFor(const Strategy& strategy, const Setting& setting,
@@ -911,16 +965,10 @@ Score UniformBound::ScoreFor(const Strategy& strategy, const Setting& setting,
     overflow = Max(overflow, Bytes{static_cast<int64_t>(needed)} - has);
   };
   if (Offloads(strategy)) {
-    // Of the stage that has least: which stages share a host is not looked at.
-    for (const MemoryTier tier : {MemoryTier::kHost, MemoryTier::kFile}) {
-      double least = std::numeric_limits<double>::infinity();
-      for (const StageCost& stage : setting.pipeline->stages) {
-        least = std::min(least, StoredBytes(stage, strategy, setting.dp, tier));
-      }
-      need(host_size_ * least, tier == MemoryTier::kHost
-                                   ? cluster_.host->memory
-                                   : cluster_.host->storage);
-    }
+    need(MostOfHost(strategy, setting, MemoryTier::kHost),
+         cluster_.host->memory);
+    need(MostOfHost(strategy, setting, MemoryTier::kFile),
+         cluster_.host->storage);
   }
   return {{time}, overflow, overflow == Bytes{}};
 }

@@ -66,7 +66,8 @@
 // device's. In place of the optimizer on the device comes that on the host,
 // behind the last gradients where their norm clips them. Each of the streams
 // that serve the tiers is a bound, too: the host's sums and updates, copies in
-// and out, files read and written.
+// and out, files read and written. Of unlike hosts that with fewest devices
+// serves each fastest.
 //
 // Unlike devices. Samples pass the stages in the replicas at one coordinate of
 // the data axes: each such chain of replicas, on devices of its types and with
@@ -78,9 +79,8 @@
 // Networks. Hosts that are alike, but hang on unlike places of the network (the
 // leaves of a fat tree), count as if one switch joined them (one_switch.h). Of
 // hosts that are still unlike, as where one has fewer devices, a replica of a
-// layer counts as where it lies best, and all hosts' links as those of the best
-// joined; unlike devices count as the best where a replica's ranks are not
-// neighbours.
+// layer counts as where it lies best; unlike devices count as the best where a
+// replica's ranks are not neighbours.
 //
 // Left out, so that the bound is below: what links that ranks of a host share
 // limit, and sends within a host; all latencies of exchanges between replicas;
@@ -89,8 +89,8 @@
 // of neighbours; plans of one microbatch where gradients of others are added
 // apart; whatever the table cannot know because a strategy offloads
 // activations, is rooted, splits branches or has a table of actions, or gives
-// devices shares that differ between stages, and offloading from unlike
-// devices: these have the bound of no time and no memory.
+// devices shares that differ between stages: these have the bound of no time
+// and no memory.
 //
 // Estimates. Of a graph of many unlike blocks tables take as long as prices. Of
 // a sample of its blocks (block_sample.h), each in place of those around it,
@@ -276,6 +276,8 @@ class UniformBound {
   // with its activations; negative: what is left.
   double LackingStored(const Strategy& strategy, const Setting& setting) const;
   double LackingAtPeak(const Strategy& strategy, const Setting& setting) const;
+  double MostOfHost(const Strategy& strategy, const Setting& setting,
+                    MemoryTier tier) const;
   // Of a step of so many picoseconds, on devices that lack so many bytes.
   Score ScoreFor(const Strategy& strategy, const Setting& setting, int64_t time,
                  double lacking) const;
@@ -288,18 +290,22 @@ class UniformBound {
   const LoweringFacts facts_;
   const std::vector<BlockShape> shapes_;
   Pricer pricer_;
-  int host_size_ = 0;      // devices of a host, the most
-  bool alike_ = false;     // hosts, in themselves and in the network
-  bool one_type_ = false;  // of devices
+  const int host_size_;  // devices of a host, the most
+  const int least_host_size_;
+  const bool shared_memory_;  // of some devices and their host
+  bool alike_ = false;        // hosts, in themselves and in the network
+  bool one_type_ = false;     // of devices
   std::vector<Bytes> memory_of_type_;  // 0: no device is of it
   const bool measured_;                // kernels, by a profile
   const bool clips_;                   // gradients, by the norm of all
+  const bool ties_;                    // weights that several blocks read
   // Some weights' gradients are added by a `sum`, unless there is one
   // microbatch (AddsItsGradients).
   const bool adds_apart_;
   // Bytes a second into or out of a host, whichever is more, and how often a
   // sum over hosts crosses that; 0: collectives are measured, or do not cross.
   double host_bandwidth_ = 0;
+  std::vector<double> bandwidth_of_host_;  // the same of each; that is the best
   // Bytes a second out of a host from so many neighbours at every so many
   // devices of it, by (neighbours, stride): the links that their routes to such
   // devices of other hosts take. Empty where that is all links.

@@ -174,6 +174,34 @@ TEST(UniformBound, IsBelowTheScoreOfWhatIsOffloaded) {
   ExpectBelow(Gpt2(DType::kFloat32), cpu, 100, 20, 0.2, true);
 }
 
+// Hosts of unlike devices, and of unlike numbers of them; with an embedding
+// that is the head, too, and without.
+TEST(UniformBound, IsBelowTheScoreOfWhatUnlikeDevicesOffload) {
+  const Graph graphs[] = {Gpt2(DType::kBFloat16),
+                          Model(ExamplePath("models/deepseek-tiny/config.json"),
+                                DType::kBFloat16, 48)};
+  for (const char* name :
+       {"dgx-a100-80gb:1x4+dgx-h100:1x4", "dgx-a100-80gb:1x8+dgx-h100:2x2",
+        "dgx-a100-80gb:2x4+dgx-a100-80gb:1x2+dgx-h100:1x2",
+        "dgx-a100-80gb:1x8+dgx-a100-80gb:2x2"}) {
+    for (const Graph& graph : graphs) {
+      Cluster cluster = MakeCluster(name).value();
+      ExpectBelow(graph, cluster, 100, 8, 0.1, true);
+      cluster.host->memory_bandwidth = cluster.host->memory_bandwidth * 0.01;
+      ExpectBelow(graph, cluster, 100, 8, 0.1, true);
+      cluster = MakeCluster(name).value();
+      cluster.host->device_link = cluster.host->device_link * 0.01;
+      ExpectBelow(graph, cluster, 100, 8, 0.1, true);
+      cluster = MakeCluster(name).value();
+      cluster.host->storage_read = cluster.host->storage_read * 0.1;
+      cluster.host->storage_write = cluster.host->storage_write * 0.1;
+      cluster.host->memory = {4'000'000};
+      cluster.host->storage = {4'000'000};
+      ExpectBelow(graph, Small(cluster, 1e-4), 100, 8, 0.1, true);
+    }
+  }
+}
+
 // Networks so slow that they bind: which of a host's NICs a replica's routes
 // take matters. A NIC for each device, for two, for all, and four for each.
 TEST(UniformBound, IsBelowTheScoreOverSlowNetworks) {
