@@ -4,6 +4,8 @@
 #include <cmath>
 #include <set>
 
+#include "planner/ir/cluster_lookup.h"
+
 namespace tessera {
 namespace {
 
@@ -88,6 +90,21 @@ std::unique_ptr<const Cluster> UsualOf(const Cluster& cluster,
     type.slowness = 1;
   }
   return usual;
+}
+
+// Uses of a link added up, in the order of links.
+std::vector<LinkUse> OncePerLink(std::vector<LinkUse> uses) {
+  std::ranges::stable_sort(uses, {}, &LinkUse::link);
+  size_t kept = 0;
+  for (const LinkUse& use : uses) {
+    if (kept > 0 && uses[kept - 1].link == use.link) {
+      uses[kept - 1].utilisation += use.utilisation;
+    } else {
+      uses[kept++] = use;
+    }
+  }
+  uses.resize(kept);
+  return uses;
 }
 
 double SecondsBy(const CollectiveModel& model, CommKind kind,
@@ -299,24 +316,30 @@ ProfileKey ExchangePrices::KeyOf(CommKind kind, const RankGroups& groups,
 
 std::vector<LinkUse> ExchangePrices::LinkUses(const TaskView& view,
                                               Duration duration) const {
-  const DeviceGroup none;
-  const auto subgroups =
-      Exchanging(*view.task, *view.group,
-                 view.peer_group != nullptr ? *view.peer_group : none);
-  const Bytes sent = Sent(view);
-  const CollectiveOption& option = CollectiveModel::Best(
-      collectives_.Options(KindOf(*view.task), subgroups), sent);
-  const auto payload = static_cast<double>(sent.value);
   std::vector<LinkUse> uses;
-  for (const LinkLoad& load :
-       collectives_.Loads(KindOf(*view.task), subgroups, option.algorithm)) {
-    const Link& link = cluster_.links[load.link.index()];
-    const double bandwidth =
-        cluster_.link_types[static_cast<size_t>(link.type)].bandwidth.value;
-    const double share = load.bytes_per_payload_byte * payload /
-                         (bandwidth * duration.seconds());
-    if (share > 0) uses.push_back({load.link, std::min(share, 1.0)});
+  const auto add = [&](CommKind kind, const RankGroups& groups, Bytes payload) {
+    const CollectiveOption& option =
+        CollectiveModel::Best(collectives_.Options(kind, groups), payload);
+    for (const LinkLoad& load :
+         collectives_.Loads(kind, groups, option.algorithm)) {
+      const double bandwidth = TypeOf(cluster_, load.link).bandwidth.value;
+      const double share = load.bytes_per_payload_byte *
+                           static_cast<double>(payload.value) /
+                           (bandwidth * duration.seconds());
+      if (share > 0) uses.push_back({load.link, share});
+    }
+  };
+  const DeviceGroup none;
+  add(KindOf(*view.task),
+      Exchanging(*view.task, *view.group,
+                 view.peer_group != nullptr ? *view.peer_group : none),
+      Sent(view));
+  if (const AxisSet split = SplitAxes(view); split != 0) {
+    add(CommKind::kAllGather, SubgroupDevices(*view.peer_group, split),
+        PayloadOf(view));
+    uses = OncePerLink(std::move(uses));
   }
+  for (LinkUse& use : uses) use.utilisation = std::min(use.utilisation, 1.0);
   return uses;
 }
 

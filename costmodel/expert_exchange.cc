@@ -2,20 +2,76 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 
 namespace tessera {
 namespace {
 
-// Of `draws` without replacement from `total`, that `hits` are among `marked`.
-// Numbers need not be whole.
-double Hypergeometric(double hits, double total, double marked, double draws) {
-  if (hits > marked || draws - hits > total - marked) return 0;
-  const auto log_choose = [](double n, double k) {
-    return std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1);
-  };
-  return std::exp(log_choose(marked, hits) +
-                  log_choose(total - marked, draws - hits) -
-                  log_choose(total, draws));
+// The logarithm of the ways to choose `chosen` of `total`, which need not be
+// whole; minus infinity where there is none.
+double LogChoose(double total, double chosen) {
+  if (chosen < 0 || chosen > total) {
+    return -std::numeric_limits<double>::infinity();
+  }
+  return std::lgamma(total + 1) - std::lgamma(chosen + 1) -
+         std::lgamma(total - chosen + 1);
+}
+
+// What a host has of groups that are cut evenly over hosts in their order: all
+// of `whole` of them, and of up to two others these shares.
+struct HostShare {
+  int64_t whole = 0;
+  std::vector<double> cut;
+};
+HostShare HostShareOf(int64_t groups, int64_t hosts, int64_t host) {
+  // In parts of which a group has `hosts`, and a host `groups`.
+  const int64_t begin = host * groups;
+  const int64_t end = begin + groups;
+  HostShare share;
+  for (int64_t group = begin / hosts; group * hosts < end; ++group) {
+    const int64_t held =
+        std::min(end, (group + 1) * hosts) - std::max(begin, group * hosts);
+    if (held == hosts) {
+      ++share.whole;
+    } else {
+      share.cut.push_back(static_cast<double>(held) /
+                          static_cast<double>(hosts));
+    }
+  }
+  return share;
+}
+
+// The chance that a host has an expert that is chosen: by how many of its whole
+// groups are among the top ones, and which of those it has a share of.
+double Reached(const Routing& routing, const HostShare& share) {
+  const auto groups = static_cast<double>(routing.groups);
+  const auto top_groups = static_cast<double>(routing.top_groups);
+  const auto choices = static_cast<double>(routing.top_k);
+  const double of_group = static_cast<double>(routing.experts) / groups;
+  const auto whole = static_cast<double>(share.whole);
+  const auto cut = static_cast<double>(share.cut.size());
+  const double among = top_groups * of_group;  // experts, of which are chosen
+  double reached = 0;
+  for (int64_t all = 0; all <= share.whole; ++all) {
+    for (size_t some = 0; some < size_t{1} << share.cut.size(); ++some) {
+      auto chosen = static_cast<double>(all);
+      double held = chosen;
+      for (size_t i = 0; i < share.cut.size(); ++i) {
+        if ((some >> i & 1) == 0) continue;
+        held += share.cut[i];
+        ++chosen;
+      }
+      const double chance =
+          std::exp(LogChoose(whole, static_cast<double>(all)) +
+                   LogChoose(groups - whole - cut, top_groups - chosen) -
+                   LogChoose(groups, top_groups));
+      const double none = std::exp(LogChoose(among - held * of_group, choices) -
+                                   LogChoose(among, choices));
+      reached += chance * (1 - none);
+    }
+  }
+  return reached;
 }
 
 }  // namespace
@@ -46,24 +102,14 @@ std::vector<bool> ExchangedSlots(const Graph& graph) {
 }
 
 double HostsPerChoice(const Routing& routing, int hosts) {
-  const auto groups = static_cast<double>(routing.groups);
-  const auto top_groups = static_cast<double>(routing.top_groups);
-  const auto choices = static_cast<double>(routing.top_k);
-  const double of_group = static_cast<double>(routing.experts) / groups;
-  // A host has whole groups, or a share of one.
-  const int64_t held = std::max<int64_t>(1, routing.groups / hosts);
-  const double share = std::min(1.0, groups / hosts);
-  double reached = 0;  // chance that a host has a chosen expert
-  for (int64_t chosen = 1; chosen <= std::min(held, routing.top_groups);
-       ++chosen) {
-    const auto c = static_cast<double>(chosen);
-    const double none =
-        Hypergeometric(0, top_groups * of_group, c * of_group * share, choices);
-    reached +=
-        Hypergeometric(c, groups, static_cast<double>(held), top_groups) *
-        (1 - none);
+  // What hosts have of groups comes again after so many of them.
+  const int64_t times = std::gcd(routing.groups, int64_t{hosts});
+  double reached = 0;
+  for (int64_t host = 0; host < hosts / times; ++host) {
+    reached += Reached(routing, HostShareOf(routing.groups, hosts, host));
   }
-  return std::min(1.0, hosts * reached / choices);
+  return std::min(1.0, static_cast<double>(times) * reached /
+                           static_cast<double>(routing.top_k));
 }
 
 }  // namespace tessera

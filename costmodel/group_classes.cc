@@ -6,19 +6,10 @@
 #include <numeric>
 #include <set>
 
+#include "planner/ir/cluster_lookup.h"
+
 namespace tessera {
 namespace {
-
-std::vector<int> FirstDevices(const Cluster& cluster) {
-  std::vector<int> first;
-  int node = -1;
-  for (size_t i = 0; i < cluster.devices.size(); ++i) {
-    if (cluster.devices[i].node == node) continue;
-    node = cluster.devices[i].node;
-    first.push_back(static_cast<int>(i));
-  }
-  return first;
-}
 
 // Which of equal looks each is: numbers from 0 in the order of first
 // appearance.
@@ -117,7 +108,7 @@ std::vector<int> KindsOfPods(const Cluster& cluster, const Router& router,
 
 GroupClasses::GroupClasses(const Cluster& cluster, const Router& router)
     : cluster_(cluster),
-      first_device_(FirstDevices(cluster)),
+      first_device_(FirstDevicesOfNodes(cluster)),
       pod_of_(PodsOf(cluster, router)) {
   const int pods = 1 + *std::ranges::max_element(pod_of_);
   hosts_.resize(static_cast<size_t>(pods));

@@ -11,21 +11,12 @@
 
 #include "planner/base/threads.h"
 #include "runtime/storage/file_tier.h"
+#include "runtime/thread_pool.h"
 
 namespace tessera {
 namespace {
 
 constexpr int kRuns = 5;
-// Of each thread, and as many of the copy: more than a core's share of caches
-// (12 MiB of AMD's EPYC 9684X: 1,152 MiB of 96 cores), and a few gigabytes in
-// all also of hundreds of cores.
-int64_t CopyBytes(int threads) {
-  constexpr int64_t kLeast = int64_t{16} << 20;
-  constexpr int64_t kMost = int64_t{64} << 20;
-  constexpr int64_t kAll = int64_t{2} << 30;
-  return std::clamp(kAll / threads, kLeast, kMost);
-}
-
 constexpr int64_t kStorageBytes = int64_t{256} << 20;
 
 double SecondsOf(const std::function<void()>& work) {
@@ -56,11 +47,21 @@ Buffer MakeBuffer(int64_t bytes) {
 
 }  // namespace
 
+// A few gigabytes in all also of hundreds of cores.
+Bytes CopiedByEach(int threads, int cpus, const HostCache& cache) {
+  constexpr int64_t kLeast = int64_t{16} << 20;
+  constexpr int64_t kMost = int64_t{64} << 20;
+  constexpr int64_t kAll = int64_t{2} << 30;
+  return {std::max(std::clamp(kAll / threads, kLeast, kMost),
+                   2 * CacheOfThread(cache, threads, cpus).value)};
+}
+
 // The system puts a page where the core is that first writes it: threads make
 // their buffers themselves.
 BytesPerSecond MeasureCopies(int threads) {
   using Clock = std::chrono::steady_clock;
-  const int64_t bytes = CopyBytes(threads);
+  const int64_t bytes =
+      CopiedByEach(threads, HostCores(), ReadHostCache()).value;
   // When all were ready for the first run, and had done each.
   std::vector<Clock::time_point> ends;
   std::barrier meeting(threads,

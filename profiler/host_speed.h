@@ -6,11 +6,17 @@
 
 #include "planner/base/result.h"
 #include "planner/base/units.h"
+#include "profiler/host_cache.h"
 
 namespace tessera {
 
+// What each of `threads` threads on `cpus` processors copies to measure the
+// memory: twice what it can have of the caches, and as much again is written,
+// so that a run finds nothing there of the one before.
+Bytes CopiedByEach(int threads, int cpus, const HostCache& cache);
+
 // Bytes that `threads` threads together copy in a second, each between buffers
-// of its own beyond any cache: a copied byte is one read and one written. The
+// of its own beyond the caches: a copied byte is one read and one written. The
 // median of five runs.
 BytesPerSecond MeasureCopies(int threads);
 

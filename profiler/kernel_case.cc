@@ -349,7 +349,9 @@ int64_t AlignedBytes(int64_t bytes) {
 }
 
 int64_t SetsInTurn(Bytes rotated, int64_t set_bytes) {
-  return std::clamp<int64_t>(rotated.value / set_bytes, 1, kMostSets);
+  constexpr int64_t kAlone = 4;
+  if (set_bytes >= kAlone * rotated.value) return 1;
+  return std::min(DivideUp(rotated.value, set_bytes) + 1, kMostSets);
 }
 
 Result<std::unique_ptr<PreparedKernel>> PreparedKernel::Make(

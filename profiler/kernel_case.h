@@ -38,6 +38,7 @@ struct KernelCase {
   // What the ranks of the plans are predicted to spend on it, all together;
   // analytical. What is worth most is timed first.
   double seconds = 0;
+  double run_s = 0;  // of one run, as predicted
 };
 
 // That of a compute or copy task, whose key (Pricer::ProfileKeyOf) is `key`.
@@ -56,10 +57,12 @@ bool HasKernel(const RankDevice& device, const KernelCase& kernel_case);
 // Where a buffer may begin behind `bytes` of others.
 int64_t AlignedBytes(int64_t bytes);
 
-// Runs take turns over so many sets of buffers of `set_bytes` each: as many as
-// have `rotated` bytes together, but not more than kMostSets. In a step a
-// kernel seldom finds in a cache what it works on, since all that the step
-// touches lies in between.
+// Runs take turns over so many sets of buffers of `set_bytes` each that
+// `rotated` bytes of others are touched before a set is again, but not more
+// than kMostSets. In a step a kernel seldom finds in a cache what it works on,
+// since all that the step touches lies in between. A set of four times
+// `rotated` is alone: of it a cache half as large as that keeps an eighth at
+// most.
 inline constexpr int64_t kMostSets = 64;
 int64_t SetsInTurn(Bytes rotated, int64_t set_bytes);
 

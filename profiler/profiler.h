@@ -18,67 +18,31 @@
 // between them is the device's and not the host's; a collective, which may need
 // the host to go on, begins at once.
 //
-// A run, of an exchange too, works on other buffers than those before it: on
-// the host 8 MiB take turns, more than a core's share of the last-level cache,
-// on a GPU 256 MiB, twice the largest L2, but not more than 64 sets of buffers
-// (SetsInTurn). So caches are cold where a run works on more than 128 KiB on
-// the host; smaller ones find in a cache what fits there 64 times. On a GPU
-// 256 MiB are written before each sample, which touches no buffer twice unless
-// they fill those 256 MiB.
+// A run, of an exchange too, works on other buffers than those before it: as
+// many take turns as fill twice the caches that the rank has at most
+// (stopwatch.h: its share of the host's last-level caches, or a GPU's L2), but
+// not more than 64 sets of buffers (SetsInTurn). So caches are cold where a run
+// works on more than a 63rd of them; smaller ones find there what fits 64
+// times. On a GPU as much is written before each sample, which touches no
+// buffer twice unless its runs fill that.
 
 #include <atomic>
 #include <functional>
-#include <map>
 #include <optional>
-#include <span>
-#include <vector>
 
 #include "costmodel/profile/profile_db.h"
 #include "planner/base/result.h"
-#include "planner/ir/cluster.h"
-#include "planner/ir/graph.h"
-#include "planner/plan/plan.h"
-#include "profiler/kernel_case.h"
+#include "planner/base/units.h"
+#include "profiler/profile_cases.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/device/device.h"
 
 namespace tessera {
 
-struct ProfileCases {
-  std::map<ProfileKey, KernelCase> kernels;
-  // Of the ladder; by what plans are predicted to spend on such exchanges, as
-  // KernelCase::seconds.
-  std::map<ProfileKey, double> collectives;
-};
-
-// The uniform strategies that `graph` has on `cluster`: every (dp, tp, pp),
-// with and without sequence parallelism and ZeRO-1, with microbatches of so
-// many `samples` on a replica. Valid plans only.
-std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
-                               std::span<const int> samples);
-
-// Every kind of exchange among every divisor of the ranks that `cluster` has
-// (within a node, or of whole nodes), with payloads from 1 KiB to 16 MiB;
-// messages between two neighbours, unless some are of one node and others of
-// two; copies of the same sizes.
-void AddLadder(const Cluster& cluster, ProfileCases& cases);
-
-// What `plans` run: kernels and copies of `cluster`'s devices, and what the
-// exchanges of the ladder are worth to them. Work that is priced by the host's
-// figures (copies between tiers, optimizers on the host of a GPU) is none, nor
-// are operators of a graph file's own, which nothing runs.
-// With `fused`, fused kernels (planner/lower/fused_kernels.h) besides those
-// that they stand for. REQUIRES: AddLadder was called, the plans are valid.
-void AddCases(const Graph& graph, const Cluster& cluster,
-              std::span<const Plan> plans, const TrainingOptions& options,
-              ProfileCases& cases, bool fused = false);
-
-// Graphs that stand for many models where none is given: a small decoder of the
-// GPT-2 and one of the Llama family.
-Result<std::vector<Graph>> TypicalGraphs();
-
 struct ProfilerOptions {
-  // Cases that there is no time for are left out.
+  // Cases that there is no time for are left out: those that all samples of
+  // would take longer by prediction than what is left, too. Of others that do
+  // fewer samples are taken.
   double time_limit_s = 60;
   // A sample's least time. By default what the time limit leaves for each,
   // within what the device needs.

@@ -153,7 +153,9 @@ template <double Options::*kMember, Dimension kDimension>
 Result<void> SetAmount(Options& options, const std::string& value) {
   TESSERA_TRY(const Amount amount, ParseAmount(value));
   if (amount.dimension != kDimension || !(amount.value > 0)) {
+    const bool small = amount.dimension == kDimension;
     return InvalidInput("'" + value + "' is not " +
+                        (small ? "above 0: expected " : "") +
                         std::string(Expected(kDimension)));
   }
   options.*kMember = amount.value;
@@ -166,7 +168,9 @@ Result<void> SetShare(Options& options, const std::string& value) {
   TESSERA_TRY(const Amount amount, ParseAmount(value));
   if (amount.dimension != Dimension::kNumber || !(amount.value > 0) ||
       amount.value >= 1) {
-    return InvalidInput("'" + value + "' is not a share such as 0.8 or 80%");
+    return InvalidInput("'" + value +
+                        "' is not a share above 0 and below 1, such as 0.8 or "
+                        "80%");
   }
   options.*kMember = amount.value;
   return {};
@@ -528,7 +532,8 @@ std::span<const Flag> Flags() {
        AddText<&Options::slow>, true},
       {"--replan", "",
        "compare the best plan of each cell: of those that a search starts "
-       "from, or with --proposals what it finds",
+       "from, which --strategy or --plan is one of, or with --proposals what "
+       "it finds",
        SetTrue<&Options::replan>},
       {"--fast", "",
        "step times of the evaluator: no breakdown, no time lost on shared "

@@ -141,17 +141,23 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export TEST_TMPDIR=$work
 
+# limit_of SECONDS: no more than is left of --time-limit.
+limit_of() {
+  local left=$((time_limit - SECONDS))
+  echo $(($1 < left ? $1 : left))
+}
+
 # run_part NAME SECONDS COMMAND…
 run_part() {
-  local name=$1 limit=$2 left=$((time_limit - SECONDS))
+  local name=$1 limit
+  limit=$(limit_of "$2")
   shift 2
   local begin end status
-  if ((left < 5)); then
+  if ((limit < 5)); then
     echo "no time is left" | tee "$work/$name.log"
     echo "77 0 0" >"$work/$name.status"
     return
   fi
-  ((limit > left)) && limit=$left
   echo "== $name (at most $limit s)"
   begin=$(date +%s.%N)
   timeout --kill-after=10 "$limit" "$@" >"$work/$name.log" 2>&1
@@ -196,11 +202,14 @@ parity() {
 }
 export -f parity
 
-# run_parity NAME SECONDS BACKEND [--graph]: plans of tests/gpu/run_parity.py.
+# run_parity NAME SECONDS BACKEND [--graph]: plans of tests/gpu/run_parity.py,
+# which ends by itself.
 run_parity() {
-  run_part "$1" "$2" python3 "$cd_root/tests/gpu/run_parity.py" \
+  local limit
+  limit=$(limit_of "$2")
+  run_part "$1" "$limit" python3 "$cd_root/tests/gpu/run_parity.py" \
     --tessera "$tessera" --examples "$cd_root/examples" --backend "$3" \
-    --seconds "$(($2 - 10))" --out "$work/$1.json" "${@:4}"
+    --seconds "$((limit > 20 ? limit - 10 : limit / 2))" --out "$work/$1.json" "${@:4}"
 }
 
 # GPT-2 124M on one GPU without and with graphs: the same losses, and how long a
@@ -304,20 +313,26 @@ PYTHON
 export -f rounding
 export tessera cd_root work
 
-# Small kernels under compute-sanitizer, which is ten to a hundred times slower:
-# wrong addresses and uninitialized memory, then races of shared memory.
+# sanitize SECONDS: small kernels under compute-sanitizer, which is ten to a
+# hundred times slower: wrong addresses, then races of shared memory. It may not
+# end by SIGTERM. What `timeout` runs is a group of processes of its own, which
+# nobody else ends: each tool is killed before this part's time is over.
 sanitize() {
-  local sanitizer tool
+  local sanitizer tool limit=$(($1 / 2 - 10))
   sanitizer=$(command -v compute-sanitizer ||
     ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
   if [[ -z $sanitizer ]]; then
     echo "this machine has no compute-sanitizer"
     return 77
   fi
+  if ((limit < 5)); then
+    echo "no time is left"
+    return 77
+  fi
   for tool in memcheck racecheck; do
     echo "-- $tool"
     # Some tests provoke errors of CUDA's calls.
-    timeout "$1" "$sanitizer" --tool "$tool" --report-api-errors no \
+    timeout --kill-after=5 "$limit" "$sanitizer" --tool "$tool" --report-api-errors no \
       --error-exitcode 1 \
       "$test_binary" --gtest_brief=1 \
       --gtest_filter='*RankSum*:DeviceGpuTest.*:*CudaKernel*:*FusedKernel*' ||
@@ -327,16 +342,20 @@ sanitize() {
 export -f sanitize
 export test_binary
 
-# run_pytorch NAME SECONDS FLAG…: against_pytorch.py, where there is a torch.
+# run_pytorch NAME SECONDS OF_EACH FLAG…: against_pytorch.py, where there is a
+# torch. A program that it runs has OF_EACH of these seconds.
 run_pytorch() {
-  local name=$1 limit=$2
-  shift 2
+  local name=$1 limit of_each
+  limit=$(limit_of "$2")
+  of_each=$((limit * $3 / $2))
+  shift 3
   if ! python3 -c 'import torch, numpy' 2>/dev/null; then
     run_part "$name" 5 bash -c 'echo "python3 has no torch here"; exit 77'
     return
   fi
   run_part "$name" "$limit" python3 "$cd_root/tests/bench/against_pytorch.py" \
-    "$tessera" --backend cuda -o "$work/$name.json" "$@"
+    "$tessera" --backend cuda -o "$work/$name.json" \
+    --time-limit "$((of_each < 1 ? 1 : of_each))" "$@"
   cat "$work/$name.json.log" >>"$work/$name.log" 2>/dev/null
 }
 
@@ -349,9 +368,12 @@ run_profile() {
     file=$cd_root/profiler/profiles/tessera/$(nvidia-smi --query-gpu=name \
       --format=csv,noheader | head -n 1 | tr '[:upper:] ' '[:lower:]-').pb
   fi
-  run_part profile 200 "$tessera" profile --backend cuda --nproc 1 \
+  local limit
+  limit=$(limit_of 200)
+  run_part profile "$limit" "$tessera" profile --backend cuda --nproc 1 \
     --model "$cd_root/examples/models/gpt2/config.json" --global-batch 16 \
-    --seq-len 1024 --dtype bf16 --time-limit 120 -o "$file"
+    --seq-len 1024 --dtype bf16 \
+    --time-limit "$((limit < 2 ? 1 : limit * 3 / 5))" -o "$file"
 }
 
 # GPT-2 124M on one GPU: where the time of a step goes, by kernel and size.
@@ -371,10 +393,10 @@ run() {
     discover)
       run_part discover 60 "$tessera" discover -o "$work/cluster.txtpb" ;;
     losses)
-      run_pytorch losses 300 --losses --dtype bf16 --time-limit 140 ;;
+      run_pytorch losses 300 140 --losses --dtype bf16 ;;
     training)
       # shellcheck disable=SC2086
-      run_pytorch training 590 --speed --steps 12 --time-limit 55 \
+      run_pytorch training 590 55 --speed --steps 12 \
         --try=--graph "--try=--graph --tune" ${TRAINING:-} ;;
     device)
       run_tests device 120 'CudaArenaTest.*:CudaDeviceTest.*:DeviceGpuTest.*' ;;
@@ -391,7 +413,8 @@ run() {
     offload) run_part offload 200 bash -c offload ;;
     rounding) run_part rounding 120 bash -c rounding ;;
     run-nccl) run_parity run-nccl 300 cuda ;;
-    sanitize) run_part sanitize 600 bash -c 'sanitize 290' ;;
+    sanitize)
+      run_part sanitize 600 bash -c "sanitize $(limit_of 600)" ;;
     copy)
       run_bench copy 120 '^(Copy|CopyHalfRows|Zero|Write|Read|Allocate|EnqueueAllReduce)' ;;
     kernels)

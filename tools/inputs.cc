@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -16,6 +17,7 @@
 #include "costmodel/whatif/scenario.h"
 #include "planner/base/append.h"
 #include "planner/base/file.h"
+#include "planner/base/format.h"
 #include "planner/base/system_error.h"
 #include "planner/io/cluster_io.h"
 #include "planner/io/graph_io.h"
@@ -25,12 +27,14 @@
 #include "planner/io/plan_io.h"
 #include "planner/io/proto_endings.h"
 #include "planner/io/zoo.h"
+#include "planner/ir/token_ids.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/idle_in_plan.h"
 #include "planner/topology/stacks.h"
 #include "runtime/checkpoint_lock.h"
 #include "runtime/older_checkpoints.h"
+#include "runtime/thread_pool.h"
 #include "tools/origin.h"
 
 namespace tessera {
@@ -150,6 +154,9 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
                             ": add --dtype bf16",
                         "--stochastic-rounding");
   }
+  if (options.end_of_text >= 0) {
+    TESSERA_RETURN_IF_ERROR(CheckEndOfText(*graph, options.end_of_text));
+  }
   return graph;
 }
 
@@ -228,13 +235,16 @@ void WarnOfUnpriced(Inputs& inputs) {
       "; priced by their memory traffic alone");
 }
 
+std::set<std::string_view> TimedDevices(const ProfileDb& profile) {
+  std::set<std::string_view> timed;
+  for (const auto& [key, timing] : profile.rows) timed.insert(key.device);
+  return timed;
+}
+
 // A profile of other devices prices nothing.
 void WarnOfOtherDevices(Inputs& inputs) {
   if (!inputs.profile) return;
-  std::set<std::string_view> timed;
-  for (const auto& [key, timing] : inputs.profile->rows) {
-    timed.insert(key.device);
-  }
+  const std::set<std::string_view> timed = TimedDevices(*inputs.profile);
   std::string names;
   for (const DeviceType& type : inputs.cluster.device_types) {
     if (timed.contains(type.name)) return;
@@ -273,12 +283,13 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
     inputs.cluster.stack = *std::move(stack);
   }
   TESSERA_TRY(const Settings settings, ReadSettings(options));
+  if (auto choice = ParseCollectiveChoice(inputs.cluster.collective); !choice) {
+    return choice.error().At("collective").At(options.cluster);
+  }
   if (!options.collective.empty()) {
     inputs.cluster.collective = options.collective;
-  }
-  if (auto choice = ParseCollectiveChoice(inputs.cluster.collective); !choice) {
-    return choice.error().At(options.collective.empty() ? "cluster.collective"
-                                                        : "--collective");
+    auto choice = ParseCollectiveChoice(options.collective);
+    if (!choice) return choice.error().At("--collective");
   }
   if (!settings.cluster.empty()) {
     if (inputs.cluster.devices.empty()) {
@@ -337,7 +348,7 @@ Result<Inputs> ReadInputs(const Options& options, Cluster default_cluster) {
 }
 
 void WarnOfOtherHosts(const Options& options, Inputs& inputs) {
-  const std::string here = OriginOf(1).host;
+  const std::string here = OriginOf(1, 1).host;
   for (size_t i = 0; i < inputs.origins.size(); ++i) {
     const std::string& there = inputs.origins[i].host;
     // GPUs that were measured besides stand behind the cores.
@@ -346,6 +357,34 @@ void WarnOfOtherHosts(const Options& options, Inputs& inputs) {
                               there + "', and this is '" + here +
                               "': its times are not this host's");
   }
+}
+
+std::string FewerCoresText(const Options& options, const Inputs& inputs) {
+  const int cores = HostCores();
+  const auto ranks = std::ssize(inputs.cluster.devices);
+  if (inputs.profile || !options.cluster.starts_with("local-cpu") ||
+      ranks <= cores) {
+    return "";
+  }
+  const std::string count = std::to_string(ranks);
+  return "predictions are of ranks with a core each, and " + count +
+         " ranks share " + std::to_string(cores) +
+         " here: 'tessera discover --nproc " + count +
+         "' writes a cluster of what each has of them, and 'run --nproc " +
+         count + "' without --cluster predicts that";
+}
+
+std::string UnmeasuredText(const SourceShares& sources, const Inputs& inputs) {
+  if (!inputs.profile || sources.analytical <= 0.5) return "";
+  const bool of_others = std::ranges::none_of(
+      inputs.cluster.device_types, [&](const DeviceType& type) {
+        return TimedDevices(*inputs.profile).contains(type.name);
+      });
+  if (of_others) return "";
+  return FormatPercent(sources.analytical) +
+         " of the plan's task time is of kernels and exchanges that --profile "
+         "does not have, or at far other sizes: 'tessera profile' measures "
+         "them for this model, batch and strategy";
 }
 
 Result<Plan> ReadPlanFor(const std::string& path, const Graph& graph,
@@ -390,10 +429,12 @@ void WarnOfIdleCollective(const Plan& plan, const TrainingOptions& training,
   if (!note.empty()) inputs.warnings.push_back(std::move(note));
 }
 
+void PrintWarning(const std::string& text) {
+  if (!text.empty()) std::cerr << "tessera: warning: " << text << std::endl;
+}
+
 void PrintWarnings(const Inputs& inputs) {
-  for (const std::string& warning : inputs.warnings) {
-    std::cerr << "tessera: warning: " << warning << std::endl;
-  }
+  std::ranges::for_each(inputs.warnings, PrintWarning);
 }
 
 Result<void> CheckWritable(const std::string& path, std::string_view flag) {

@@ -56,6 +56,20 @@ std::vector<Entry> KernelEntries() {
   return entries;
 }
 
+// With what the number behind a network's name is, as in "fat-tree:2".
+std::vector<Entry> NetworkEntries() {
+  std::vector<Entry> entries;
+  for (const Network& network : Networks()) {
+    entries.push_back(
+        {std::string(network.name),
+         std::string(network.summary) + "; " + std::string(network.name) +
+             ":N says " + std::string(network.parameter) + ", 1 to " +
+             std::to_string(network.most) +
+             " (default: " + std::to_string(network.default_parameter) + ")"});
+  }
+  return entries;
+}
+
 std::vector<Entry> CollectiveEntries() {
   std::vector<Entry> entries;
   for (const CollectiveAlgorithm& algorithm : CollectiveAlgorithms()) {
@@ -147,7 +161,7 @@ std::span<const Kind> Kinds() {
       {"topologies", "clusters by name, for --cluster",
        [] { return Entries(Topologies()); }},
       {"networks", "networks between nodes, for --cluster NAME:NODES@NETWORK",
-       [] { return Entries(Networks()); }},
+       NetworkEntries},
       {"stacks", "training software, for --stack", StackEntries},
       {"schedules", "pipeline schedules, for --strategy schedule=",
        [] { return Entries(Schedules()); }},

@@ -7,6 +7,7 @@
 #include "costmodel/whatif/grid.h"
 #include "costmodel/whatif/jitter.h"
 #include "costmodel/whatif/questions.h"
+#include "planner/base/append.h"
 #include "planner/base/file.h"
 #include "planner/base/threads.h"
 #include "planner/io/plan_io.h"
@@ -42,6 +43,21 @@ bool Has(const std::vector<Setting>& settings, const std::string& path) {
   });
 }
 
+bool IsOfStrategy(const std::string& path) {
+  return path.starts_with("strategy.");
+}
+
+// A plan has its strategy. Only where it is made anew, as on other devices,
+// would another be heeded.
+Result<void> CheckBesidePlan(const Options& options, const std::string& flag,
+                             const std::string& path) {
+  if (options.plan.empty() || !IsOfStrategy(path)) return {};
+  return InvalidInput(
+      "has no effect on the plan of --plan: give its strategy by --strategy "
+      "instead",
+      flag + " " + path);
+}
+
 Result<Scenario> ScenarioOf(const Options& options) {
   Scenario scenario;
   scenario.model = options.model;
@@ -58,7 +74,7 @@ Result<Scenario> ScenarioOf(const Options& options) {
   scenario.global_batch = options.global_batch;
   scenario.seq_len = options.seq_len;
   scenario.dtype = options.dtype;
-  scenario.documents = options.end_of_text >= 0;
+  scenario.end_of_text = options.end_of_text;
   if (!options.stack.empty()) {
     auto stack = ParseStack(options.stack);
     if (!stack) return stack.error().At("--stack");
@@ -77,6 +93,7 @@ Result<Scenario> ScenarioOf(const Options& options) {
     if (Has(scenario.settings, setting->path)) {
       return InvalidInput("given twice", "--set " + setting->path);
     }
+    TESSERA_RETURN_IF_ERROR(CheckBesidePlan(options, "--set", setting->path));
     scenario.settings.push_back(*std::move(setting));
   }
   scenario.failed = options.fail;
@@ -96,9 +113,7 @@ Result<Scenario> ScenarioOf(const Options& options) {
     scenario.slow.push_back(*std::move(setting));
   }
   // An axis may give what a key needs.
-  const bool completed = std::ranges::any_of(
-      options.vary,
-      [](const std::string& axis) { return axis.starts_with("strategy."); });
+  const bool completed = std::ranges::any_of(options.vary, IsOfStrategy);
   if (scenario.strategy && !completed) {
     auto strategy = ParseStrategy(*scenario.strategy);
     if (!strategy) return strategy.error().At("--strategy");
@@ -123,7 +138,8 @@ Result<std::vector<Axis>> AxesOf(const Options& options,
     if (axis->path == "stack" && scenario.stack) {
       return InvalidInput("has a value already (--stack)", "--vary stack");
     }
-    if (options.replan && axis->path.starts_with("strategy.")) {
+    TESSERA_RETURN_IF_ERROR(CheckBesidePlan(options, "--vary", axis->path));
+    if (options.replan && IsOfStrategy(axis->path)) {
       return InvalidInput("has no effect with --replan, which plans each cell",
                           "--vary " + axis->path);
     }
@@ -302,6 +318,28 @@ bool NoneLaidOut(const std::vector<const Cell*>& cells) {
       cells, [](const Cell* cell) { return cell->done && !cell->prediction; });
 }
 
+// "nodes=4, dtype=bf16"; empty where there are no axes.
+std::string CellLabel(const std::vector<Axis>& axes, const Cell& cell) {
+  std::string label;
+  for (size_t a = 0; a < axes.size(); ++a) {
+    AppendTo(label, ", ", axes[a].path + "=" + cell.values[a]);
+  }
+  return label;
+}
+
+// The problem of the first of `cells`, none of which `can`.
+std::string FirstProblem(const std::vector<Axis>& axes,
+                         const std::vector<Cell>& cells,
+                         const std::string& can) {
+  const Cell& first = cells.front();
+  std::string text = CellLabel(axes, first);
+  if (!text.empty()) text += ": ";
+  text += ProblemText(first);
+  if (cells.size() == 1) return text;
+  return "none of the " + std::to_string(cells.size()) + " cells can " + can +
+         "; " + text;
+}
+
 // Of cells without failures, in which nothing is restarted.
 void NoteIdleRestart(const Options& options, WhatifResult& result) {
   if (!options.Given("--restart")) return;
@@ -387,7 +425,8 @@ Result<int> RunWhatif(const Options& options) {
     std::vector<const Cell*> all;
     for (const Cell& cell : result.cells) all.push_back(&cell);
     if (NoneLaidOut(all)) {
-      return InvalidInput(all.front()->problem, "whatif");
+      return InvalidInput(FirstProblem(axes, result.cells, "be laid out"),
+                          "whatif");
     }
     written = WritePlans(options, result.cells);
   }
@@ -411,7 +450,10 @@ Result<int> RunWhatif(const Options& options) {
   }
   if (!options.cheapest.empty()) {
     GridOptions own = grid;
-    if (!options.strategy && options.plan.empty()) own.replan = replan;
+    const bool has_strategy =
+        options.strategy ||
+        std::ranges::any_of(scenario.settings, IsOfStrategy, &Setting::path);
+    if (!has_strategy && options.plan.empty()) own.replan = replan;
     TESSERA_TRY(result.cheapest, CheapestOf(scenario, Words(options.cheapest),
                                             options.days, own, models));
     std::vector<const Cell*> all;
@@ -475,11 +517,14 @@ Result<int> RunWhatif(const Options& options) {
                  "whatif"};
   }
   // One plan that does not fit is `simulate`'s answer, too.
-  const bool single = result.cells.size() == 1 && !asks;
-  if (single && !GoodPrediction(result.cells.front())) {
-    return Error{ErrorCode::kInfeasible,
-                 "the plan cannot run: " + ProblemText(result.cells.front()),
-                 "whatif"};
+  const bool any_runs = std::ranges::any_of(
+      result.cells, [](const Cell& cell) { return GoodPrediction(cell); });
+  if (!asks && !any_runs) {
+    const std::string problem = FirstProblem(axes, result.cells, "run");
+    return Error{
+        ErrorCode::kInfeasible,
+        result.cells.size() == 1 ? "the plan cannot run: " + problem : problem,
+        "whatif"};
   }
   if (result.fit && !result.fit->fits) {
     return Error{ErrorCode::kInfeasible, "the plan does not fit", "whatif"};

@@ -310,11 +310,11 @@ std::string CsvNumber(double value) {
 
 // The columns of a cell behind `first`.
 Row CellHeading(Row first) {
-  first.insert(
-      first.end(),
-      {"devices", "strategy", "step_time_s", "tokens_per_s", "mfu",
-       "memory_bytes", "memory_capacity_bytes", "feasible", "bottleneck",
-       "bottleneck_share", "usd_per_step", "days", "usd", "problem"});
+  first.insert(first.end(),
+               {"devices", "strategy", "step_time_s", "tokens_per_s", "mfu",
+                "memory_bytes", "memory_capacity_bytes", "feasible",
+                "bottleneck", "bottleneck_share", "usd_per_step",
+                "kwh_per_step", "goodput", "days", "usd", "kwh", "problem"});
   return first;
 }
 
@@ -334,8 +334,11 @@ Row CellFields(Row first, const Cell& cell) {
        p.evaluation.feasible() ? "true" : "false", p.bottleneck,
        CsvNumber(p.bottleneck_share),
        p.usd_per_hour ? CsvNumber(*p.usd_per_hour * step / 3600) : "",
+       p.watts ? CsvNumber(*p.watts * step / 3.6e6) : "",
+       CsvNumber(p.goodput.fraction),
        p.run && EndlessText(p).empty() ? CsvNumber(p.run->days) : "",
-       p.run && p.run->usd ? CsvNumber(*p.run->usd) : "", ProblemText(cell)});
+       p.run && p.run->usd ? CsvNumber(*p.run->usd) : "",
+       p.run && p.run->kwh ? CsvNumber(*p.run->kwh) : "", ProblemText(cell)});
   return first;
 }
 

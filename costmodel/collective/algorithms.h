@@ -90,6 +90,8 @@ Rounds HalvingDoublingRounds(CommKind kind, const CollectiveGroup& group);
 // each rank hands each of its host what is for that one's index on any host,
 // then ranks of one index exchange across hosts, in messages as many times
 // larger as a host has ranks (Hwang et al., Tutel, MLSys 2023, section 4.3).
+// Between more than 256 hosts of more than 1,024 ranks in all each rank sends
+// to a sample of the hosts, as direct.cc's do.
 bool HierarchicalApplies(CommKind kind, const CollectiveGroup& group);
 Rounds HierarchicalRounds(CommKind kind, const CollectiveGroup& group);
 bool HierarchicalExchangeApplies(CommKind kind, const CollectiveGroup& group);

@@ -9,13 +9,14 @@
 #include "costmodel/collective/doors.h"
 #include "costmodel/collective/node_rings.h"
 #include "planner/base/table.h"
+#include "planner/ir/cluster_lookup.h"
 
 namespace tessera {
 namespace {
 
 // `hosts` are made, too.
 CollectiveGroup GroupOf(const Cluster& cluster, const Router& router,
-                        std::span<const LinkId> direct_links,
+                        const DirectLinks& direct_links,
                         std::span<const DeviceId> devices,
                         std::vector<HostRanks>& hosts) {
   CollectiveGroup group;
@@ -28,10 +29,17 @@ CollectiveGroup GroupOf(const Cluster& cluster, const Router& router,
     group.shared_memory &= cluster.TypeOf(devices[rank]).shared_memory;
   }
   group.shared_memory &= by_node.size() == 1;
+  std::map<DirectRates, NodeOrders> known;  // of hosts alike
   for (auto& [node, ranks] : by_node) {
     std::vector<DeviceId> local;
     for (int rank : ranks) local.push_back(devices[static_cast<size_t>(rank)]);
-    auto [rings, open_chain, meshed] = NodeRings(cluster, direct_links, local);
+    DirectRates rates = RatesAmong(direct_links, local);
+    auto orders = known.find(rates);
+    if (orders == known.end()) {
+      const NodeOrders found = NodeRings(rates);
+      orders = known.emplace(std::move(rates), found).first;
+    }
+    auto [rings, open_chain, meshed] = orders->second;
     group.open_chain = open_chain && by_node.size() == 1;
     group.meshed.push_back(meshed);
     HostRanks& host = hosts.emplace_back();
@@ -80,7 +88,7 @@ std::vector<std::vector<size_t>> RingsOf(const Round& round) {
 }
 
 // The time of the longest chain of sends in `round`: `repeat` of them in a row
-// along one of `rings`, which are its own. latency[i] is sends[i]'s.
+// along one of `rings`, which are its own and longer. latency[i] is sends[i]'s.
 Duration LongestChain(const Round& round,
                       std::span<const std::vector<size_t>> rings,
                       std::span<const Duration> latency) {
@@ -89,21 +97,16 @@ Duration LongestChain(const Round& round,
   }
   Duration longest;
   for (const std::vector<size_t>& ring : rings) {
-    // Whole laps, and the longest stretch of what is left of `repeat`.
-    Duration lap;
-    for (size_t i : ring) lap += latency[i];
     const size_t size = ring.size();
     const auto steps = static_cast<size_t>(round.repeat);
+    TESSERA_CHECK(steps < size) << steps << " of " << size;
     Duration stretch;
-    for (size_t i = 0; i < steps % size; ++i) stretch += latency[ring[i]];
-    Duration longest_stretch = stretch;
+    for (size_t i = 0; i < steps; ++i) stretch += latency[ring[i]];
+    longest = Max(longest, stretch);
     for (size_t i = 0; i < size; ++i) {
-      stretch =
-          stretch - latency[ring[i]] + latency[ring[(i + steps % size) % size]];
-      longest_stretch = Max(longest_stretch, stretch);
+      stretch = stretch - latency[ring[i]] + latency[ring[(i + steps) % size]];
+      longest = Max(longest, stretch);
     }
-    longest = Max(longest,
-                  lap * static_cast<int64_t>(steps / size) + longest_stretch);
   }
   return longest;
 }
@@ -149,31 +152,29 @@ CollectiveModel::CollectiveModel(const Cluster& cluster,
     : cluster_(cluster),
       choice_(std::move(choice)),
       router_(cluster),
-      direct_links_(DirectLinks(cluster)),
+      direct_links_(DirectLinksOf(cluster)),
       switch_links_(cluster.devices.size()) {
-  // Of several switches the one with the most bandwidth.
-  std::vector<int> device_at(cluster.vertices.size(), -1);
-  for (size_t d = 0; d < cluster.devices.size(); ++d) {
-    device_at[cluster.devices[d].vertex.index()] = static_cast<int>(d);
-  }
-  const auto is_switch = [&](VertexId vertex) {
-    return cluster.vertices[vertex.index()].kind == VertexKind::kSwitch;
+  // Of several switches the one with the most bandwidth. A network's do not
+  // count, to which devices may be joined without a NIC.
+  const std::vector<DeviceId> device_at = DevicesAtVertices(cluster);
+  const auto is_of_host = [&](VertexId vertex, DeviceId device) {
+    return cluster.vertices[vertex.index()].kind == VertexKind::kSwitch &&
+           router_.NodeOf(vertex) == cluster.devices[device.index()].node;
   };
   for (size_t l = 0; l < cluster.links.size(); ++l) {
     const Link& link = cluster.links[l];
-    const int device = device_at[link.from.index()];
-    if (device < 0 || !is_switch(link.to)) continue;
-    SwitchLinks& found = switch_links_[static_cast<size_t>(device)];
-    const double bandwidth =
-        cluster.link_types[static_cast<size_t>(link.type)].bandwidth.value;
+    const DeviceId device = device_at[link.from.index()];
+    if (!device.valid() || !is_of_host(link.to, device)) continue;
+    SwitchLinks& found = switch_links_[device.index()];
+    const double bandwidth = TypeOf(cluster, link).bandwidth.value;
     if (bandwidth <= found.bandwidth) continue;
     found = {link.to, LinkId(static_cast<int64_t>(l)), {}, bandwidth};
   }
   for (size_t l = 0; l < cluster.links.size(); ++l) {
     const Link& link = cluster.links[l];
-    const int device = device_at[link.to.index()];
-    if (device < 0) continue;
-    SwitchLinks& found = switch_links_[static_cast<size_t>(device)];
+    const DeviceId device = device_at[link.to.index()];
+    if (!device.valid()) continue;
+    SwitchLinks& found = switch_links_[device.index()];
     if (found.bandwidth > 0 && link.from == found.at) {
       found.down = LinkId(static_cast<int64_t>(l));
     }
@@ -213,11 +214,6 @@ const std::vector<LinkLoad>& CollectiveModel::Loads(
       });
 }
 
-const LinkType& CollectiveModel::TypeOf(LinkId link) const {
-  return cluster_
-      .link_types[static_cast<size_t>(cluster_.links[link.index()].type)];
-}
-
 CollectiveModel::Member CollectiveModel::MemberOf(
     std::span<const DeviceId> devices) const {
   Member member;
@@ -245,8 +241,8 @@ CollectiveModel::Member CollectiveModel::MemberOf(
           const SwitchLinks& links =
               member.on_switch[static_cast<size_t>(rank)];
           return links.at == at &&
-                 TypeOf(links.up).in_switch_bandwidth.value > 0 &&
-                 TypeOf(links.down).in_switch_bandwidth.value > 0;
+                 TypeOf(cluster_, links.up).in_switch_bandwidth.value > 0 &&
+                 TypeOf(cluster_, links.down).in_switch_bandwidth.value > 0;
         });
       });
   return member;
@@ -336,7 +332,7 @@ CollectiveModel::RoundCost CollectiveModel::CostOf(const Member& member,
     double out_of_nic = 0;  // bytes a second of the fastest
     double into_nic = 0;
     for (const auto& [link, part] : route) {
-      const LinkType& type = TypeOf(link);
+      const LinkType& type = TypeOf(cluster_, link);
       load.start = Max(load.start, type.start);
       double bytes = share * part;
       if (round.in_switch) {
@@ -425,8 +421,8 @@ CollectiveModel::Replayed CollectiveModel::Replay(
     if (replayed.load.bytes[l] == 0) continue;
     const LinkId link(static_cast<int64_t>(l));
     replayed.busiest =
-        std::max(replayed.busiest,
-                 replayed.load.bytes[l] / TypeOf(link).bandwidth.value);
+        std::max(replayed.busiest, replayed.load.bytes[l] /
+                                       TypeOf(cluster_, link).bandwidth.value);
   }
   for (const auto& seconds : replayed.load.by_own_nics) {
     replayed.busiest = std::max({replayed.busiest, seconds[0], seconds[1]});

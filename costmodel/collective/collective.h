@@ -36,7 +36,7 @@
 //
 // NVLink SHARP: the switch reads all n ranks' parts and hands out the sum, so
 // that each GPU's link carries (n + 1) / n of the buffer each way in place of
-// 2 (n - 1) / n: nothing gained by four, 1.5 times by eight.
+// 2 (n - 1) / n, at a lower rate (LinkType::in_switch_bandwidth).
 //
 // How near this is to measured collectives: costmodel/validate/collectives.h.
 //
@@ -53,6 +53,7 @@
 #include <vector>
 
 #include "costmodel/collective/algorithms.h"
+#include "costmodel/collective/node_rings.h"
 #include "costmodel/collective/protocols.h"
 #include "costmodel/link/router.h"
 #include "costmodel/memo.h"
@@ -163,7 +164,6 @@ class CollectiveModel {
     double seconds_per_byte = 0;
   };
 
-  const LinkType& TypeOf(LinkId link) const;
   bool IsOutOfNic(LinkId link, int node) const;
   bool IsIntoNic(LinkId link, int node) const;
   Member MemberOf(std::span<const DeviceId> devices) const;
@@ -190,7 +190,7 @@ class CollectiveModel {
   const Cluster& cluster_;
   CollectiveChoice choice_;
   Router router_;
-  std::vector<LinkId> direct_links_;       // device to device
+  DirectLinks direct_links_;
   std::vector<SwitchLinks> switch_links_;  // by device
 
   // By kind and, for each subgroup, its size and devices.

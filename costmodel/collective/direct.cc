@@ -1,7 +1,8 @@
-#include <cmath>
 #include <numeric>
+#include <vector>
 
 #include "costmodel/collective/algorithms.h"
+#include "costmodel/collective/sampled_steps.h"
 
 namespace tessera {
 namespace {
@@ -28,25 +29,13 @@ Round EveryPair(int n, bool receivers_chunk, bool reduce) {
   return round;
 }
 
-// More ranks than kMostExact have pairs by the million, all alike: each rank
-// sends to kSample others in place of all. They are the same steps ahead of
-// every rank, so that all receive alike: of each of so many equal stretches of
-// steps one, by the golden ratio's multiples modulo 1, which fill the stretches
-// evenly (Weyl's equidistribution), so that whatever hosts and leaves have, as
-// many steps as should be lead to each place in them.
-constexpr int kMostExact = 1024;
-constexpr int kSample = 255;
+// As many chunks and one: the sender keeps its own.
 Round SampledPairs(int n) {
-  constexpr double kGolden = 0.6180339887498949;
-  std::vector<int> steps;
-  for (int i = 0; i < kSample; ++i) {
-    const double within = i * kGolden - std::floor(i * kGolden);
-    steps.push_back(1 + static_cast<int>((i + within) * (n - 1) / kSample));
-  }
+  const std::vector<int> steps = SampledSteps(n);
   Round round;
   round.modulus = n;
   for (int from = 0; from < n; ++from) {
-    for (int i = 0; i < kSample; ++i) {
+    for (int i = 0; i < kSampledSteps; ++i) {
       const int ahead = steps[static_cast<size_t>(i)];
       round.sends.push_back(
           {.from = from, .to = (from + ahead) % n, .first = i});
@@ -69,8 +58,8 @@ Rounds DirectRounds(CommKind kind, const CollectiveGroup& group) {
   out.owner.resize(static_cast<size_t>(n));
   std::iota(out.owner.begin(), out.owner.end(), 0);
   if (IsExchange(kind)) {
-    if (n > kMostExact) {
-      out.chunks = kSample + 1;
+    if (n > kMostExactRanks) {
+      out.chunks = kSampledSteps + 1;
       out.rounds.push_back(SampledPairs(n));
       return out;
     }

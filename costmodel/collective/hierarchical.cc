@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "costmodel/collective/algorithms.h"
+#include "costmodel/collective/sampled_steps.h"
 
 namespace tessera {
 namespace {
@@ -119,22 +120,28 @@ bool HierarchicalExchangeApplies(CommKind kind, const CollectiveGroup& group) {
          HasTwoLevels(group);
 }
 
-// Chunk j * m + a is for the rank at index j of host a.
+// Chunk j * m + a is for the rank at index j of host a; where the hosts ahead
+// are a sample, for that of the a-th of them, or of its own host.
 Rounds HierarchicalExchangeRounds(CommKind, const CollectiveGroup& group) {
   const int g = static_cast<int>(group.nodes[0].size());
-  const int m = static_cast<int>(group.nodes.size());
+  const int hosts = static_cast<int>(group.nodes.size());
   const auto rank = [&](int host, int index) {
     return group.nodes[static_cast<size_t>(host)][static_cast<size_t>(index)];
   };
+  const bool sampled =
+      group.ranks > kMostExactRanks && hosts > kSampledSteps + 1;
+  const std::vector<int> steps =
+      sampled ? SampledSteps(hosts) : std::vector<int>();
+  const int m = sampled ? kSampledSteps + 1 : hosts;
   Rounds out;
   out.chunks = g * m;
-  out.own_share = 1.0 / out.chunks;
+  out.own_share = 1.0 / group.ranks;
   Round within;
   within.modulus = out.chunks;
   Round across = within;
   across.copies = g;
   for (int j = 0; j < g; ++j) {
-    for (int a = 0; a < m; ++a) {
+    for (int a = 0; a < hosts; ++a) {
       out.owner.push_back(rank(a, j));
       for (int to = 0; to < g; ++to) {
         if (to == j) continue;
@@ -143,7 +150,12 @@ Rounds HierarchicalExchangeRounds(CommKind, const CollectiveGroup& group) {
                                 .first = to * m,
                                 .count = m});
       }
-      for (int to = 0; to < m; ++to) {
+      for (int i = 0; i < kSampledSteps && sampled; ++i) {
+        const int to = (a + steps[static_cast<size_t>(i)]) % hosts;
+        across.sends.push_back(
+            {.from = rank(a, j), .to = rank(to, j), .first = j * m + i});
+      }
+      for (int to = 0; to < hosts && !sampled; ++to) {
         if (to == a) continue;
         across.sends.push_back(
             {.from = rank(a, j), .to = rank(to, j), .first = j * m + to});

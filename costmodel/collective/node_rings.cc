@@ -5,6 +5,8 @@
 #include <numeric>
 #include <set>
 
+#include "planner/ir/cluster_lookup.h"
+
 namespace tessera {
 namespace {
 
@@ -17,41 +19,11 @@ constexpr int kMaxSteps = 200'000;
 // Between two devices; of V100 two.
 constexpr double kMostLanes = 16;
 
-// Bytes a second from i to j over direct links; 0 where there is none, or not
-// both ways.
-using Rates = std::vector<std::vector<double>>;
-Rates DirectRates(const Cluster& cluster, std::span<const LinkId> direct_links,
-                  std::span<const DeviceId> devices) {
-  const size_t n = devices.size();
-  Rates rate(n, std::vector<double>(n, 0));
-  const auto position = [&](VertexId vertex) {
-    return static_cast<size_t>(
-        std::ranges::find(
-            devices, vertex,
-            [&](DeviceId d) { return cluster.devices[d.index()].vertex; }) -
-        devices.begin());
-  };
-  for (LinkId id : direct_links) {
-    const Link& link = cluster.links[id.index()];
-    const size_t i = position(link.from);
-    const size_t j = position(link.to);
-    if (i == n || j == n) continue;
-    rate[i][j] +=
-        cluster.link_types[static_cast<size_t>(link.type)].bandwidth.value;
-  }
-  for (size_t i = 0; i < n; ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      rate[i][j] = rate[j][i] = std::min(rate[i][j], rate[j][i]);
-    }
-  }
-  return rate;
-}
-
 // What a ring may take of links, the slowest link's rate first: the rates of
 // all links, and halves of them. Where one of several links between two devices
 // is slow, or failed, rings that are as fast as their whole may be fewer, or
 // slower than half of it.
-std::vector<double> RingRates(const Rates& rates) {
+std::vector<double> RingRates(const DirectRates& rates) {
   std::set<double> found;
   for (const auto& row : rates) found.insert(row.begin(), row.end());
   found.erase(0);
@@ -63,7 +35,7 @@ std::vector<double> RingRates(const Rates& rates) {
 }
 
 // How many rings of `unit` fit a direct link.
-Matrix LanesOf(const Rates& rates, double unit) {
+Matrix LanesOf(const DirectRates& rates, double unit) {
   Matrix lanes(rates.size(), std::vector<int>(rates.size(), 0));
   for (size_t i = 0; i < rates.size(); ++i) {
     for (size_t j = 0; j < rates.size(); ++j) {
@@ -208,27 +180,41 @@ class Packing {
 
 }  // namespace
 
-std::vector<LinkId> DirectLinks(const Cluster& cluster) {
-  const auto is_device = [&](VertexId vertex) {
-    return cluster.vertices[vertex.index()].kind == VertexKind::kDevice;
-  };
-  std::vector<LinkId> links;
-  for (size_t l = 0; l < cluster.links.size(); ++l) {
-    const Link& link = cluster.links[l];
-    if (is_device(link.from) && is_device(link.to)) {
-      links.emplace_back(static_cast<int64_t>(l));
-    }
+DirectLinks DirectLinksOf(const Cluster& cluster) {
+  const std::vector<DeviceId> device_at = DevicesAtVertices(cluster);
+  DirectLinks links(cluster.devices.size());
+  for (const Link& link : cluster.links) {
+    const DeviceId from = device_at[link.from.index()];
+    const DeviceId to = device_at[link.to.index()];
+    if (!from.valid() || !to.valid()) continue;
+    links[from.index()].push_back({to, TypeOf(cluster, link).bandwidth.value});
   }
   return links;
 }
 
-NodeOrders NodeRings(const Cluster& cluster,
-                     std::span<const LinkId> direct_links,
-                     std::span<const DeviceId> devices) {
-  Cycle in_order(devices.size());
+DirectRates RatesAmong(const DirectLinks& links,
+                       std::span<const DeviceId> devices) {
+  const size_t n = devices.size();
+  DirectRates rate(n, std::vector<double>(n, 0));
+  for (size_t i = 0; i < n; ++i) {
+    for (const auto& [to, bandwidth] : links[devices[i].index()]) {
+      const auto peer = std::ranges::find(devices, to);
+      if (peer == devices.end()) continue;
+      rate[i][static_cast<size_t>(peer - devices.begin())] += bandwidth;
+    }
+  }
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      rate[i][j] = rate[j][i] = std::min(rate[i][j], rate[j][i]);
+    }
+  }
+  return rate;
+}
+
+NodeOrders NodeRings(const DirectRates& rates) {
+  Cycle in_order(rates.size());
   std::iota(in_order.begin(), in_order.end(), 0);
-  if (devices.size() < 3 || direct_links.empty()) return {{in_order}, false};
-  const Rates rates = DirectRates(cluster, direct_links, devices);
+  if (rates.size() < 3) return {{in_order}, false};
   const std::vector<double> units = RingRates(rates);
   if (units.empty()) return {{in_order}, false};
   const Matrix joined = LanesOf(rates, units.front());  // all that are

@@ -8,8 +8,19 @@
 
 namespace tessera {
 
-// The links of `cluster` that join two devices.
-std::vector<LinkId> DirectLinks(const Cluster& cluster);
+// By device, its links to other devices.
+struct DirectLink {
+  DeviceId to;
+  double bandwidth = 0;  // bytes a second
+};
+using DirectLinks = std::vector<std::vector<DirectLink>>;
+DirectLinks DirectLinksOf(const Cluster& cluster);
+
+// Bytes a second from the i-th to the j-th of some devices over direct links; 0
+// where there is none, or not both ways.
+using DirectRates = std::vector<std::vector<double>>;
+DirectRates RatesAmong(const DirectLinks& links,
+                       std::span<const DeviceId> devices);
 
 struct NodeOrders {
   std::vector<std::vector<int>> rings;  // at least one
@@ -20,7 +31,7 @@ struct NodeOrders {
   bool meshed = false;
 };
 
-// Orders in which rings may visit `devices`, as positions in it. Where the
+// Orders in which rings may visit devices, as positions among them. Where the
 // devices are joined by direct links (a mesh of NVLinks) these are as many
 // Hamiltonian cycles as were found that share no link, each in both directions:
 // on a DGX-1 with V100, where pairs have two, one or no NVLinks, three cycles,
@@ -28,10 +39,8 @@ struct NodeOrders {
 // sets of them at the rates of the links, or half of these, the one that is
 // fastest together. Where there is no cycle but a chain, as of five of those
 // V100, it is the first found from the device with the fewest links. Elsewhere
-// (a switch, two devices) it is the one ring in the given order. REQUIRES:
-// `devices` is not empty; `direct_links` is DirectLinks(cluster).
-NodeOrders NodeRings(const Cluster& cluster,
-                     std::span<const LinkId> direct_links,
-                     std::span<const DeviceId> devices);
+// (a switch, two devices) it is the one ring in the given order. REQUIRES: at
+// least one device.
+NodeOrders NodeRings(const DirectRates& rates);
 
 }  // namespace tessera

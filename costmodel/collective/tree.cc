@@ -70,8 +70,8 @@ int BinaryParent(int i, int hosts) {
 }
 
 // The same of tree `tree`: the second is the first mirrored, or shifted by one
-// where the number of hosts is odd, so that its inner hosts are leaves of the
-// first.
+// where the number of hosts is odd, so that its inner hosts but for host 0 are
+// leaves of the first.
 int Parent(int tree, int i, int hosts) {
   if (tree == 0) return BinaryParent(i, hosts);
   if (hosts % 2 == 0) {

@@ -159,10 +159,15 @@ double Total(const TimeBySource& time) {
   return std::accumulate(time.begin(), time.end(), 0.0);
 }
 
+// What is extrapolated counts as analytical: how far off it is is not known.
 SourceShares Shares(const TimeBySource& time) {
   const double total = Total(time);
   if (total == 0) return {0, 0, 1};
-  return {time[0] / total, time[1] / total, time[2] / total};
+  const auto of = [&](CostSource source) {
+    return time[static_cast<size_t>(source)] / total;
+  };
+  return {of(CostSource::kMeasured), of(CostSource::kInterpolated),
+          of(CostSource::kExtrapolated) + of(CostSource::kAnalytical)};
 }
 
 // A step of tasks that take so long one after another may be longer than a

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "planner/base/check.h"
+#include "planner/base/sort_unique.h"
 
 namespace tessera {
 namespace {
@@ -21,9 +22,7 @@ std::vector<double> MaxMinRates(std::span<const std::vector<LinkUse>> flows) {
       links.push_back(use.link);
     }
   }
-  std::ranges::sort(links);
-  const auto repeated = std::ranges::unique(links);
-  links.erase(repeated.begin(), repeated.end());
+  SortUnique(links);
 
   struct Entry {
     size_t link;  // index into `links`

@@ -1,16 +1,18 @@
 #include "costmodel/link/router.h"
 
 #include <algorithm>
-#include <boost/graph/compressed_sparse_row_graph.hpp>
-#include <boost/graph/dijkstra_shortest_paths.hpp>
 #include <cmath>
-#include <compare>
 #include <limits>
 #include <map>
 #include <optional>
+#include <queue>
 #include <utility>
 
 #include "planner/base/divide.h"
+#include "planner/base/flat_map.h"
+#include "planner/base/rng.h"
+#include "planner/base/sort_unique.h"
+#include "planner/ir/cluster_lookup.h"
 
 namespace tessera {
 namespace {
@@ -31,132 +33,87 @@ struct PathCost {
 
 constexpr PathCost kUnreached = {std::numeric_limits<int32_t>::max()};
 
-struct EdgeCost {
-  PathCost cost;
-};
-using Graph = boost::compressed_sparse_row_graph<boost::directedS,
-                                                 boost::no_property, EdgeCost>;
-
-struct Edge {
-  size_t from;
-  size_t to;
-  PathCost cost;
-  LinkId link;
-};
-
-// What a device reaches along some links, and the least cost of it.
-struct Reached {
-  std::vector<VertexId> vertices;  // in the order of ids
-  std::vector<Edge> edges;         // between these, as the links are
-  std::vector<PathCost> cost;      // by vertex
-  size_t source = 0;
-
-  // vertices.size() where it is not among them.
-  size_t Find(VertexId vertex) const {
-    const auto at = std::ranges::lower_bound(vertices, vertex);
-    return at != vertices.end() && *at == vertex
-               ? static_cast<size_t>(at - vertices.begin())
-               : vertices.size();
+struct HashOfVertex {
+  uint64_t operator()(VertexId vertex) const {
+    return Mix64(static_cast<uint64_t>(vertex.value));
   }
 };
 
-// `links` are sorted; their latencies may count.
-Reached Reach(const Cluster& cluster, DeviceId from,
-              std::span<const LinkId> links, bool latencies_count) {
-  Reached reached;
-  const VertexId start = cluster.devices[from.index()].vertex;
-  std::vector<VertexId>& vertices = reached.vertices;
-  vertices = {start};
-  vertices.reserve(1 + 2 * links.size());
-  for (LinkId id : links) {
-    vertices.push_back(cluster.links[id.index()].from);
-    vertices.push_back(cluster.links[id.index()].to);
+// What `link` adds to a path from `source`.
+PathCost CostOf(const Cluster& cluster, const Link& link, VertexId source,
+                bool latencies_count) {
+  const VertexKind kind = cluster.vertices[link.from.index()].kind;
+  const bool forwards = kind == VertexKind::kDevice && link.from != source;
+  PathCost cost = {.devices = forwards ? 1 : 0,
+                   .bridges = kind == VertexKind::kBridge ? 1 : 0,
+                   .nics = kind == VertexKind::kNic ? 1 : 0,
+                   .hops = 1};
+  if (latencies_count) {
+    cost.picoseconds = TypeOf(cluster, link).latency.picoseconds;
   }
-  std::ranges::sort(vertices);
-  const auto repeated = std::ranges::unique(vertices);
-  vertices.erase(repeated.begin(), repeated.end());
-  reached.source = reached.Find(start);
-
-  reached.edges.reserve(links.size());
-  for (LinkId id : links) {
-    const Link& link = cluster.links[id.index()];
-    const VertexKind kind = cluster.vertices[link.from.index()].kind;
-    const bool forwards = kind == VertexKind::kDevice && link.from != start;
-    PathCost cost = {.devices = forwards ? 1 : 0,
-                     .bridges = kind == VertexKind::kBridge ? 1 : 0,
-                     .nics = kind == VertexKind::kNic ? 1 : 0,
-                     .hops = 1};
-    if (latencies_count) {
-      cost.picoseconds = cluster.link_types[static_cast<size_t>(link.type)]
-                             .latency.picoseconds;
-    }
-    reached.edges.push_back(
-        {reached.Find(link.from), reached.Find(link.to), cost, id});
-  }
-  std::vector<std::pair<size_t, size_t>> ends;
-  std::vector<EdgeCost> costs;
-  ends.reserve(reached.edges.size());
-  costs.reserve(reached.edges.size());
-  for (const Edge& edge : reached.edges) {
-    ends.emplace_back(edge.from, edge.to);
-    costs.push_back({edge.cost});
-  }
-  const Graph graph(boost::edges_are_unsorted_multi_pass, ends.begin(),
-                    ends.end(), costs.begin(), vertices.size());
-  reached.cost.assign(vertices.size(), kUnreached);
-  boost::dijkstra_shortest_paths(
-      graph, reached.source,
-      boost::weight_map(boost::get(&EdgeCost::cost, graph))
-          .distance_map(boost::make_iterator_property_map(
-              reached.cost.begin(), boost::get(boost::vertex_index, graph)))
-          .distance_inf(kUnreached)
-          .distance_zero(PathCost{})
-          .distance_compare(std::less<PathCost>())
-          .distance_combine(std::plus<PathCost>()));
-  return reached;
+  return cost;
 }
 
-// By vertex the edges that end a least path to it, by id.
-std::vector<std::vector<const Edge*>> LastEdges(const Reached& reached) {
-  std::vector<std::vector<const Edge*>> last(reached.vertices.size());
-  for (const Edge& edge : reached.edges) {
-    if (reached.cost[edge.from] != kUnreached &&
-        reached.cost[edge.from] + edge.cost == reached.cost[edge.to]) {
-      last[edge.to].push_back(&edge);
-    }
-  }
-  return last;
-}
+using Entry = std::pair<PathCost, VertexId>;
+using Queue = std::priority_queue<Entry, std::vector<Entry>, std::greater<>>;
 
 // More than the partners of a device in rings, and few beside all nodes.
 constexpr int kSingleSearches = 16;
 
 }  // namespace
 
-struct Router::Paths {
-  Reached reached;
-  std::vector<std::vector<const Edge*>> last;  // by vertex
-  // The vertices of the source's node by which least paths to one of the
-  // network come from there, as far as they were asked for.
-  std::vector<std::optional<std::vector<size_t>>> ways;
+// What is left, at least, to the nearest of the ends of a search: within their
+// node, and from outside of it by the best way in, as which none counts more,
+// so that no link lessens it by more than its cost. Nothing where it is not
+// known.
+struct Router::Tails {
+  FlatMap<VertexId, PathCost, HashOfVertex> of_vertex;
+  PathCost outside;
+
+  PathCost From(VertexId vertex) const {
+    const auto found = of_vertex.find(vertex);
+    return found == of_vertex.end() ? outside
+                                    : std::min(found->second, outside);
+  }
 };
 
-Router::Router(const Cluster& cluster) : cluster_(cluster) {
-  for (size_t d = 0; d < cluster.devices.size(); ++d) {
-    while (static_cast<int>(first_device_.size()) <= cluster.devices[d].node) {
-      first_device_.push_back(static_cast<int>(d));
-    }
-  }
-  first_device_.push_back(static_cast<int>(cluster.devices.size()));
+struct Router::Paths {
+  SearchArea area;
+  VertexId source;
+  // The least cost of what is reached; of what is farther than the targets
+  // perhaps more than that.
+  FlatMap<VertexId, PathCost, HashOfVertex> cost;
+  // By the number in `cost`, as far as they were asked for: the links that end
+  // a least path there, by id; and of a vertex of the network the vertices of
+  // the source's node by which least paths come from there.
+  std::vector<std::optional<std::vector<LinkId>>> last;
+  std::vector<std::optional<std::vector<VertexId>>> ways;
 
+  PathCost CostTo(VertexId vertex) const {
+    const auto found = cost.find(vertex);
+    return found == cost.end() ? kUnreached : found->second;
+  }
+  size_t NumberOf(VertexId vertex) const {
+    return cost.size() - static_cast<size_t>(cost.end() - cost.find(vertex));
+  }
+};
+
+Router::Router(const Cluster& cluster)
+    : cluster_(cluster),
+      first_device_(FirstDevicesOfNodes(cluster)),
+      links_from_(cluster.vertices.size()),
+      links_to_(cluster.vertices.size()) {
   // Spread each node's number from its devices, up to and including NICs. Two
   // numbers that meet make a vertex part of the network.
   constexpr int kUnknown = -2;
   constexpr int kNetwork = -1;
   std::vector<std::vector<size_t>> neighbours(cluster.vertices.size());
-  for (const Link& link : cluster.links) {
+  for (size_t l = 0; l < cluster.links.size(); ++l) {
+    const Link& link = cluster.links[l];
     neighbours[link.from.index()].push_back(link.to.index());
     neighbours[link.to.index()].push_back(link.from.index());
+    links_from_[link.from.index()].emplace_back(static_cast<int64_t>(l));
+    links_to_[link.to.index()].emplace_back(static_cast<int64_t>(l));
   }
   owner_.assign(cluster.vertices.size(), kUnknown);
   std::vector<size_t> open;
@@ -191,10 +148,6 @@ Router::Router(const Cluster& cluster) : cluster_(cluster) {
     const int from = owner_[cluster.links[l].from.index()];
     const int to = owner_[cluster.links[l].to.index()];
     const LinkId id(static_cast<int64_t>(l));
-    if (from < 0 && to < 0) {
-      links_of_network_.push_back(id);
-      continue;
-    }
     if (from >= 0) links_of_node_[static_cast<size_t>(from)].push_back(id);
     if (to >= 0 && to != from) {
       links_of_node_[static_cast<size_t>(to)].push_back(id);
@@ -252,21 +205,19 @@ std::vector<VertexId> Router::NicsOfNode(size_t node) const {
       nics.push_back(link.from);
     }
   }
-  std::ranges::sort(nics);
-  const auto repeated = std::ranges::unique(nics);
-  nics.erase(repeated.begin(), repeated.end());
+  SortUnique(nics);
   return nics;
 }
 
 NearestNics Router::NearestOf(DeviceId device,
                               std::span<const VertexId> nics) const {
   const auto home = static_cast<size_t>(cluster_.devices[device.index()].node);
-  const Reached reached = Reach(cluster_, device, links_of_node_[home],
-                                /*latencies_count=*/false);
+  const Paths paths =
+      Search(device, {.home = static_cast<int>(home), .network = false}, {});
   NearestNics nearest;
   PathCost least = kUnreached;
   for (size_t i = 0; i < nics.size(); ++i) {
-    const PathCost& cost = reached.cost[reached.Find(nics[i])];
+    const PathCost cost = paths.CostTo(nics[i]);
     if (cost == kUnreached || least < cost) continue;
     if (cost < least) nearest.numbers.clear();
     least = cost;
@@ -280,8 +231,7 @@ void Router::LeaveOutSlowNics() {
   std::vector<double> rate(cluster_.vertices.size(),
                            std::numeric_limits<double>::infinity());
   for (const Link& link : cluster_.links) {
-    const double bandwidth =
-        cluster_.link_types[static_cast<size_t>(link.type)].bandwidth.value;
+    const double bandwidth = TypeOf(cluster_, link).bandwidth.value;
     for (VertexId end : {link.from, link.to}) {
       rate[end.index()] = std::min(rate[end.index()], bandwidth);
     }
@@ -339,7 +289,7 @@ void Router::Route(DeviceId from, DeviceId to,
                    std::vector<RouteLink>& links) const {
   const auto home = static_cast<size_t>(cluster_.devices[from.index()].node);
   const auto node = static_cast<size_t>(cluster_.devices[to.index()].node);
-  const Pattern& pattern = PatternOf(from, static_cast<int>(node));
+  const Pattern& pattern = PatternTo(from, static_cast<int>(node));
   const auto i = static_cast<size_t>(to.value - first_device_[node]);
   links.clear();
   for (size_t s = pattern.begin[i]; s < pattern.begin[i + 1]; ++s) {
@@ -370,7 +320,7 @@ uint64_t Router::AlikeKey(DeviceId from, int node) const {
          class_of(home) << 24 | class_of(node);
 }
 
-const Router::Pattern& Router::PatternOf(DeviceId from, int node) const {
+const Router::Pattern& Router::PatternTo(DeviceId from, int node) const {
   const uint64_t alike = AlikeKey(from, node);
   const uint64_t single =
       static_cast<uint64_t>(from.index()) << 32 | static_cast<uint64_t>(node);
@@ -406,96 +356,88 @@ const Router::Pattern& Router::PatternOf(DeviceId from, int node) const {
 Duration Router::Latency(std::span<const RouteLink> route) const {
   double picoseconds = 0;
   for (const RouteLink& at : route) {
-    const int type = cluster_.links[at.link.index()].type;
-    const Duration latency =
-        cluster_.link_types[static_cast<size_t>(type)].latency;
+    const Duration latency = TypeOf(cluster_, at.link).latency;
     picoseconds += at.share * static_cast<double>(latency.picoseconds);
   }
   return Duration{std::llround(picoseconds)};
 }
 
-std::vector<LinkId> Router::LinksTo(int home,
-                                    std::span<const int> nodes) const {
-  std::vector<LinkId> links = links_of_node_[static_cast<size_t>(home)];
-  links.insert(links.end(), links_of_network_.begin(), links_of_network_.end());
-  for (int node : nodes) {
-    for (LinkId id : links_of_node_[static_cast<size_t>(node)]) {
-      const Link& link = cluster_.links[id.index()];
-      const int from = NodeOf(link.from);
-      const bool by_third = from >= 0 && from != node && from != home;
-      if (NodeOf(link.to) == node && !by_third) links.push_back(id);
-    }
+bool Router::IsIn(const SearchArea& area, LinkId id) const {
+  const Link& link = cluster_.links[id.index()];
+  if (area.without_left_out && !left_out_.empty() &&
+      (left_out_[link.from.index()] || left_out_[link.to.index()])) {
+    return false;
   }
-  // A link from `home` to another node is in both lists.
-  std::ranges::sort(links);
-  const auto repeated = std::ranges::unique(links);
-  links.erase(repeated.begin(), repeated.end());
-  return links;
-}
-
-std::vector<LinkId> Router::Used(std::span<const LinkId> links) const {
-  std::vector<LinkId> used;
-  for (LinkId id : links) {
-    const Link& link = cluster_.links[id.index()];
-    if (left_out_.empty() ||
-        !(left_out_[link.from.index()] || left_out_[link.to.index()])) {
-      used.push_back(id);
-    }
-  }
-  return used;
+  if (area.all) return true;
+  const int from = NodeOf(link.from);
+  const int to = NodeOf(link.to);
+  if (from == area.home || to == area.home) return true;
+  if (!area.network) return false;
+  if (to < 0) return from < 0;
+  // Routes end at a target.
+  const bool is_target = area.targets.empty()
+                             ? area.target == to
+                             : area.targets[static_cast<size_t>(to)];
+  return is_target && (from < 0 || from == to);
 }
 
 // `inside` tells whether no third host forwards.
 std::shared_ptr<const Router::Pattern> Router::Compute(DeviceId from, int node,
                                                        bool& inside) const {
   const int home = cluster_.devices[from.index()].node;
+  const auto n = static_cast<size_t>(node);
+  std::vector<VertexId> ends;
+  for (int d = first_device_[n]; d < first_device_[n + 1]; ++d) {
+    ends.push_back(cluster_.devices[static_cast<size_t>(d)].vertex);
+  }
   RoutesToNode routes;
-  const auto search = [&](std::span<const LinkId> links) {
-    Paths paths = Search(from, links, /*latencies_count=*/node == home);
+  const auto search = [&](SearchArea area, bool without_left_out) {
+    area.home = home;
+    area.target = node;
+    area.without_left_out = without_left_out;
+    area.latencies_count = node == home;
+    Paths paths = Search(from, area, ends);
     return Walk(from, node, paths, routes);
   };
-  if (node == home) {
-    inside = search(links_of_node_[static_cast<size_t>(home)]);
-  } else {
-    const std::vector<LinkId> links = LinksTo(home, std::array{node});
-    inside = search(Used(links)) || (!left_out_.empty() && search(links));
-  }
+  // By NICs that are left out only where there is no other way.
+  const auto search_both = [&](const SearchArea& area) {
+    return search(area, true) || (!left_out_.empty() && search(area, false));
+  };
+  inside = node == home ? search({.network = false}, false) : search_both({});
   if (!inside) {
-    std::vector<LinkId> all;
-    for (size_t l = 0; l < cluster_.links.size(); ++l) {
-      all.emplace_back(static_cast<int64_t>(l));
-    }
-    TESSERA_CHECK(search(Used(all)) || search(all))
+    TESSERA_CHECK(search_both({.all = true}))
         << "device " << from << " does not reach node " << node;
   }
-  return PatternOf(std::move(routes), home, node, inside);
+  return MakePattern(std::move(routes), home, node, inside);
 }
 
 void Router::ComputeAll(DeviceId from) const {
   const int home = cluster_.devices[from.index()].node;
   std::vector<int> nodes;
   std::vector<bool> seen(class_of_node_.size());
+  SearchArea area = {.home = home, .without_left_out = true};
+  area.targets.resize(class_of_node_.size());
   for (int node = 0; node < static_cast<int>(class_of_node_.size()); ++node) {
     const auto number =
         static_cast<size_t>(class_of_node_[static_cast<size_t>(node)]);
     if (node == home || seen[number]) continue;
     seen[number] = true;
     nodes.push_back(node);
+    area.targets[static_cast<size_t>(node)] = true;
   }
-  Paths paths =
-      Search(from, Used(LinksTo(home, nodes)), /*latencies_count=*/false);
+  Paths paths = Search(from, area, {});
   for (int node : nodes) {
     RoutesToNode routes;
     if (!Walk(from, node, paths, routes)) continue;
-    auto pattern = PatternOf(std::move(routes), home, node, /*inside=*/true);
+    auto pattern = MakePattern(std::move(routes), home, node, /*inside=*/true);
     std::unique_lock lock(mutex_);
     alike_.try_emplace(AlikeKey(from, node), std::move(pattern));
   }
 }
 
-std::shared_ptr<const Router::Pattern> Router::PatternOf(RoutesToNode routes,
-                                                         int home, int node,
-                                                         bool inside) const {
+std::shared_ptr<const Router::Pattern> Router::MakePattern(RoutesToNode routes,
+                                                           int home, int node,
+                                                           bool inside) const {
   auto pattern = std::make_shared<Pattern>();
   pattern->begin = std::move(routes.begin);
   for (const auto& [link, share] : routes.links) {
@@ -513,82 +455,160 @@ std::shared_ptr<const Router::Pattern> Router::PatternOf(RoutesToNode routes,
   return pattern;
 }
 
-Router::Paths Router::Search(DeviceId from, std::span<const LinkId> links,
-                             bool latencies_count) const {
+bool Router::AddTails(const SearchArea& area, VertexId source,
+                      std::span<const VertexId> ends, Tails& tails) const {
+  Queue open;
+  for (VertexId end : ends) {
+    tails.of_vertex[end] = {};
+    open.push({{}, end});
+  }
+  tails.outside = kUnreached;
+  while (!open.empty()) {
+    const auto [cost, vertex] = open.top();
+    open.pop();
+    if (tails.of_vertex.at(vertex) < cost) continue;
+    for (LinkId id : links_to_[vertex.index()]) {
+      if (!IsIn(area, id)) continue;
+      const Link& link = cluster_.links[id.index()];
+      const PathCost sum =
+          cost + CostOf(cluster_, link, source, area.latencies_count);
+      if (NodeOf(link.from) != area.target) {
+        tails.outside = std::min(tails.outside, sum);
+        continue;
+      }
+      const auto [known, is_new] = tails.of_vertex.try_emplace(link.from, sum);
+      if (!is_new && known->second <= sum) continue;
+      known->second = sum;
+      open.push({sum, link.from});
+    }
+  }
+  return tails.outside != kUnreached;
+}
+
+// A* (Hart, Nilsson and Raphael, 1968): what passes fewest bridges comes first,
+// so that without the tails all of a network is nearer than the bridges of the
+// next node.
+Router::Paths Router::Search(DeviceId from, const SearchArea& area,
+                             std::span<const VertexId> ends) const {
   Paths paths;
-  paths.reached = Reach(cluster_, from, links, latencies_count);
-  paths.last = LastEdges(paths.reached);
-  paths.ways.resize(paths.last.size());
+  paths.area = area;
+  paths.source = cluster_.devices[from.index()].vertex;
+  Tails tails;
+  if (!ends.empty() && !area.all && area.target != area.home &&
+      !AddTails(area, paths.source, ends, tails)) {
+    return paths;
+  }
+  Queue open;  // by the cost with that of the tail
+  paths.cost[paths.source] = {};
+  open.push({tails.From(paths.source), paths.source});
+  size_t left = ends.size();
+  PathCost most = kUnreached;
+  while (!open.empty()) {
+    const auto [sum, vertex] = open.top();
+    open.pop();
+    // Whatever is on a least path to an end comes no later than that.
+    if (most < sum) break;
+    const PathCost cost = paths.CostTo(vertex);
+    if (cost + tails.From(vertex) < sum) continue;  // it was reached for less
+    if (left > 0 && std::ranges::find(ends, vertex) != ends.end() &&
+        --left == 0) {
+      most = sum;
+    }
+    for (LinkId id : links_from_[vertex.index()]) {
+      if (!IsIn(area, id)) continue;
+      const Link& link = cluster_.links[id.index()];
+      const PathCost next =
+          cost + CostOf(cluster_, link, paths.source, area.latencies_count);
+      const auto [known, is_new] = paths.cost.try_emplace(link.to, next);
+      if (!is_new && known->second <= next) continue;
+      known->second = next;
+      open.push({next + tails.From(link.to), link.to});
+    }
+  }
+  paths.last.resize(paths.cost.size());
+  paths.ways.resize(paths.cost.size());
   return paths;
+}
+
+const std::vector<LinkId>& Router::LastLinks(VertexId vertex,
+                                             Paths& paths) const {
+  std::optional<std::vector<LinkId>>& last = paths.last[paths.NumberOf(vertex)];
+  if (last.has_value()) return *last;
+  const PathCost cost = paths.CostTo(vertex);
+  last.emplace();
+  for (LinkId id : links_to_[vertex.index()]) {
+    if (!IsIn(paths.area, id)) continue;
+    const Link& link = cluster_.links[id.index()];
+    const PathCost before = paths.CostTo(link.from);
+    if (before != kUnreached && before + CostOf(cluster_, link, paths.source,
+                                                paths.area.latencies_count) ==
+                                    cost) {
+      last->push_back(id);
+    }
+  }
+  return *last;
+}
+
+const std::vector<VertexId>& Router::WaysTo(VertexId vertex,
+                                            Paths& paths) const {
+  std::optional<std::vector<VertexId>>& ways =
+      paths.ways[paths.NumberOf(vertex)];
+  if (ways.has_value()) return *ways;
+  std::vector<VertexId> found;
+  if (NodeOf(vertex) == paths.area.home) {
+    found = {vertex};
+  } else {
+    for (LinkId id : LastLinks(vertex, paths)) {
+      const auto& more = WaysTo(cluster_.links[id.index()].from, paths);
+      found.insert(found.end(), more.begin(), more.end());
+    }
+    SortUnique(found);
+  }
+  return ways.emplace(std::move(found));
 }
 
 bool Router::Walk(DeviceId from, int node, Paths& paths,
                   RoutesToNode& out) const {
-  const Reached& reached = paths.reached;
-  const auto& last = paths.last;
-  auto& ways = paths.ways;
   const int home = cluster_.devices[from.index()].node;
   const auto local_index = static_cast<size_t>(
       from.value - first_device_[static_cast<size_t>(home)]);
-  const auto owner = [&](size_t v) {
-    return owner_[reached.vertices[v].index()];
+  const auto before = [&](LinkId id) {
+    return cluster_.links[id.index()].from;
   };
-
-  const auto ways_to = [&](const auto& self,
-                           size_t v) -> const std::vector<size_t>& {
-    if (ways[v].has_value()) return *ways[v];
-    std::vector<size_t> found;
-    if (owner(v) == home) {
-      found = {v};
-    } else {
-      for (const Edge* edge : last[v]) {
-        const std::vector<size_t>& more = self(self, edge->from);
-        found.insert(found.end(), more.begin(), more.end());
-      }
-      std::ranges::sort(found);
-      const auto repeated = std::ranges::unique(found);
-      found.erase(repeated.begin(), repeated.end());
-    }
-    return ways[v].emplace(std::move(found));
-  };
-  // Whether the links at a fork before `v` carry a part each.
-  const auto is_cut = [&](size_t v) {
-    if (last[v].size() == 1 || node == home) return false;
-    return owner(v) == node ||
-           std::ranges::any_of(last[v], [&](const Edge* edge) {
-             return ways_to(ways_to, edge->from) !=
-                    ways_to(ways_to, last[v][0]->from);
+  // Whether the links of a fork before `vertex` carry a part each.
+  const auto is_cut = [&](VertexId vertex, std::span<const LinkId> fork) {
+    if (fork.size() == 1 || node == home) return false;
+    return NodeOf(vertex) == node || std::ranges::any_of(fork, [&](LinkId id) {
+             return WaysTo(before(id), paths) != WaysTo(before(fork[0]), paths);
            });
   };
 
   out.begin = {0};
   out.links.clear();
   // What part of a transfer comes by a vertex; the farthest is last.
-  std::map<std::pair<PathCost, size_t>, double> parts;
+  std::map<std::pair<PathCost, VertexId>, double> parts;
   const auto n = static_cast<size_t>(node);
   for (int d = first_device_[n]; d < first_device_[n + 1]; ++d) {
     const size_t first = out.links.size();
-    const size_t target =
-        reached.Find(cluster_.devices[static_cast<size_t>(d)].vertex);
-    if (target == reached.vertices.size()) return false;
-    parts = {{{reached.cost[target], target}, 1}};
+    const VertexId target = cluster_.devices[static_cast<size_t>(d)].vertex;
+    if (paths.CostTo(target) == kUnreached) return false;
+    parts = {{{paths.CostTo(target), target}, 1}};
     while (!parts.empty()) {
       const auto [at, part] = *std::prev(parts.end());
       parts.erase(std::prev(parts.end()));
-      const size_t v = at.second;
-      if (v == reached.source) continue;
-      const std::vector<const Edge*>& fork = last[v];
-      if (fork.empty()) return false;
-      const auto take = [&](const Edge& edge, double share) {
-        out.links.push_back({edge.link, share});
-        parts[{reached.cost[edge.from], edge.from}] += share;
+      const VertexId vertex = at.second;
+      if (vertex == paths.source) continue;
+      const std::vector<LinkId>& fork = LastLinks(vertex, paths);
+      const auto take = [&](LinkId link, double share) {
+        out.links.push_back({link, share});
+        parts[{paths.CostTo(before(link)), before(link)}] += share;
       };
-      if (!is_cut(v)) {
-        take(*fork[local_index % fork.size()], part);
+      if (!is_cut(vertex, fork)) {
+        take(fork[local_index % fork.size()], part);
         continue;
       }
-      for (const Edge* edge : fork) {
-        take(*edge, part / static_cast<double>(fork.size()));
+      for (LinkId link : fork) {
+        take(link, part / static_cast<double>(fork.size()));
       }
     }
     std::reverse(out.links.begin() + static_cast<int64_t>(first),

@@ -36,9 +36,10 @@
 //
 // Routes are computed when first asked for, from one device to all of a node
 // at a time, and kept: once for all pairs of nodes that are built alike and
-// hang on the same links of the network. From a device that is asked for more
-// than a few unlike nodes (on a torus all are) those to all others are found in
-// one search. There is no table over all pairs.
+// hang on the same links of the network. Each device of unlike nodes (on a
+// torus all are) searches for its own, no farther than the node that is asked
+// for; after a few such searches it finds those to all others in one. There is
+// no table over all pairs.
 //
 // Thread-safe: const methods may run concurrently.
 
@@ -119,7 +120,20 @@ class Router {
     std::vector<Step> steps;
   };
 
+  // The links that a search may use.
+  struct SearchArea {
+    // Those that begin or end on this node; if `network`, those of the network
+    // and into the targets, where routes end; if `all`, all.
+    int home = 0;
+    bool network = true;
+    bool all = false;
+    int target = -1;
+    std::vector<bool> targets = {};  // by node, where there are several
+    bool without_left_out = false;
+    bool latencies_count = false;
+  };
   struct Paths;  // what a search finds
+  struct Tails;
 
   void NumberClasses();
   void LeaveOutSlowNics();
@@ -127,21 +141,24 @@ class Router {
   std::vector<VertexId> NicsOfNode(size_t node) const;
   // The nearest of `nics`, used or not, without at_once.
   NearestNics NearestOf(DeviceId device, std::span<const VertexId> nics) const;
-  const Pattern& PatternOf(DeviceId from, int node) const;
+  const Pattern& PatternTo(DeviceId from, int node) const;
   std::shared_ptr<const Pattern> Compute(DeviceId from, int node,
                                          bool& inside) const;
   // Computes and keeps them for a node of each class.
   void ComputeAll(DeviceId from) const;
-  std::shared_ptr<const Pattern> PatternOf(RoutesToNode routes, int home,
-                                           int node, bool inside) const;
+  std::shared_ptr<const Pattern> MakePattern(RoutesToNode routes, int home,
+                                             int node, bool inside) const;
   uint64_t AlikeKey(DeviceId from, int node) const;
-  // Those of `home`, the network and `nodes`, but out of the latter: routes end
-  // there. Sorted.
-  std::vector<LinkId> LinksTo(int home, std::span<const int> nodes) const;
-  // `links` without those of NICs that are left out.
-  std::vector<LinkId> Used(std::span<const LinkId> links) const;
-  Paths Search(DeviceId from, std::span<const LinkId> links,
-               bool latencies_count) const;
+  bool IsIn(const SearchArea& area, LinkId link) const;
+  // False where no link leads to the ends from outside of their node.
+  bool AddTails(const SearchArea& area, VertexId source,
+                std::span<const VertexId> ends, Tails& tails) const;
+  // Until the last of `ends` is reached, devices of one node, or all is if
+  // there are none.
+  Paths Search(DeviceId from, const SearchArea& area,
+               std::span<const VertexId> ends) const;
+  const std::vector<LinkId>& LastLinks(VertexId vertex, Paths& paths) const;
+  const std::vector<VertexId>& WaysTo(VertexId vertex, Paths& paths) const;
   // Fills `out` with routes along `paths`; false when a device of `node` is out
   // of reach.
   bool Walk(DeviceId from, int node, Paths& paths, RoutesToNode& out) const;
@@ -152,7 +169,9 @@ class Router {
   // for the network between the nodes.
   std::vector<int> owner_;
   std::vector<std::vector<LinkId>> links_of_node_;
-  std::vector<LinkId> links_of_network_;
+  // By vertex, in the order of ids.
+  std::vector<std::vector<LinkId>> links_from_;
+  std::vector<std::vector<LinkId>> links_to_;
   // By vertex: NICs that no device of their node uses. Empty where there are
   // none.
   std::vector<bool> left_out_;

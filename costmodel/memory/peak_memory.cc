@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "planner/base/format.h"
@@ -212,6 +213,18 @@ std::vector<MemoryUse> Peaks(const TaskGraph& tasks,
   return peaks;
 }
 
+// By group, the positions of its devices.
+using Positions = std::unordered_map<DeviceId, int>;
+std::vector<Positions> PositionsIn(std::span<const DeviceGroup> groups) {
+  std::vector<Positions> positions(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const DeviceId device : groups[g].devices) {
+      positions[g].emplace(device, static_cast<int>(positions[g].size()));
+    }
+  }
+  return positions;
+}
+
 // With the largest shards.
 Account AccountOf(const TaskGraph& tasks, const DeviceSet& devices) {
   Account account;
@@ -235,15 +248,15 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
 std::vector<MemoryUse> PeakMemoryOf(const TaskGraph& tasks,
                                     std::span<const DeviceId> devices,
                                     MemoryTier tier) {
+  const std::vector<Positions> positions = PositionsIn(tasks.plan_groups());
   std::vector<Account> accounts;
   for (DeviceId device : devices) {
     Account& account = accounts.emplace_back();
-    for (const DeviceGroup& group : tasks.plan_groups()) {
-      const auto found = std::ranges::find(group.devices, device);
-      account.positions.push_back(
-          found == group.devices.end()
-              ? std::nullopt
-              : std::optional(static_cast<int>(found - group.devices.begin())));
+    for (const Positions& of_group : positions) {
+      const auto found = of_group.find(device);
+      account.positions.push_back(found == of_group.end()
+                                      ? std::nullopt
+                                      : std::optional(found->second));
     }
   }
   return Peaks(tasks, std::move(accounts), tier);
@@ -256,6 +269,7 @@ std::vector<DeviceSet> AlikeDevices(const TaskGraph& tasks) {
     if (value.group == tasks.world || value.alias_of.valid()) continue;
     cuts[value.group.index()].emplace(value.layout, value.shape);
   }
+  const std::vector<Positions> positions = PositionsIn(tasks.plan_groups());
   std::vector<DeviceSet> classes;
   for (const DeviceSet& set : DeviceSets(tasks.plan_groups())) {
     std::map<std::vector<int64_t>, size_t> known;
@@ -263,8 +277,7 @@ std::vector<DeviceSet> AlikeDevices(const TaskGraph& tasks) {
       std::vector<int64_t> sizes;
       for (GroupId id : set.groups) {
         const DeviceGroup& group = tasks.group(id);
-        const auto position = static_cast<int>(
-            std::ranges::find(group.devices, device) - group.devices.begin());
+        const int position = positions[id.index()].at(device);
         for (const auto& [layout, shape] : cuts[id.index()]) {
           sizes.push_back(ElementsAt(layout, group, shape, position));
         }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <tuple>
 
@@ -71,6 +72,14 @@ constexpr double kMostElements = 0x1p50;
 // Eleven days for one kernel; sums of a few stay within a Duration.
 constexpr double kMostSeconds = 1e6;
 
+// As a file may have it.
+std::string NumberText(double value) {
+  if (std::isnan(value)) return "nan";  // not "-nan"
+  char buffer[32];
+  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value).ptr;
+  return {buffer, end};
+}
+
 const std::array<std::string_view, kCommKinds> kCollectives = [] {
   std::array<std::string_view, kCommKinds> names;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -99,6 +108,14 @@ std::pair<ProfileDb::Iterator, ProfileDb::Iterator> ProfileDb::Family(
   return {begin, end};
 }
 
+std::pair<ProfileDb::Iterator, ProfileDb::Iterator> ProfileDb::CollectiveRows(
+    const ProfileKey& key) const {
+  const auto [begin, end] = Family(key);
+  return {begin, std::find_if(begin, end, [](const auto& row) {
+            return !row.first.rule.empty();
+          })};
+}
+
 ProfileKey CollectiveKey(CommKind kind, std::string_view device, int ranks,
                          int nodes, Bytes payload) {
   ProfileKey key;
@@ -119,15 +136,17 @@ std::vector<Error> Validate(const ProfileDb& profile) {
           std::move(message),
           "rows[" + std::to_string(row) + "]." + std::string(field)));
     };
+    const auto expect_from = [&](std::string_view field, int64_t value,
+                                 int64_t least) {
+      if (value >= least) return;
+      report(field, "is " + std::to_string(value) +
+                        ": expected a number from " + std::to_string(least));
+    };
     if (key.name.empty()) report("name", "is empty");
     if (key.device.empty()) report("device", "is empty");
-    if (key.ranks < 1) report("ranks", "must be positive");
-    if (key.nodes < 1) report("nodes", "must be positive");
-    const int64_t least_payload = key.rule.empty() ? 1 : 0;
-    if (key.payload.value < least_payload) {
-      report("payload_bytes",
-             "must be at least " + std::to_string(least_payload));
-    }
+    expect_from("ranks", key.ranks, 1);
+    expect_from("nodes", key.nodes, 1);
+    expect_from("payload_bytes", key.payload.value, key.rule.empty() ? 1 : 0);
     if (!key.rule.empty()) {
       const auto rule = IndexRule::Parse(key.rule);
       if (!rule) {
@@ -157,16 +176,18 @@ std::vector<Error> Validate(const ProfileDb& profile) {
                             "by bytes");
       }
     }
-    for (int64_t extent : key.extents) {
-      if (extent < 1) report("extents", "must be positive");
+    for (size_t i = 0; i < key.extents.size(); ++i) {
+      expect_from("extents[" + std::to_string(i) + "]", key.extents[i], 1);
     }
     if (!(measured.median_s > 0) || !(measured.median_s <= kMostSeconds)) {
-      report("median_seconds", "must be positive, and at most 1e6");
+      report("median_seconds", "is " + NumberText(measured.median_s) +
+                                   ": expected a time above 0, at most 1e6");
     }
     if (!(measured.spread >= 0) || !std::isfinite(measured.spread)) {
-      report("spread", "must be a number that is not negative");
+      report("spread", "is " + NumberText(measured.spread) +
+                           ": expected a number from 0");
     }
-    if (measured.samples < 1) report("samples", "must be positive");
+    expect_from("samples", measured.samples, 1);
     ++row;
   }
   return errors;

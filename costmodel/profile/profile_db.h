@@ -55,6 +55,7 @@ struct ProfileOrigin {
   std::string date;       // YYYY-MM-DD
   std::string libraries;  // "Eigen 3.4.0, tessera 0.1.0"
   int ranks_at_once = 1;  // all of them working while any was timed
+  int threads = 0;        // of each of them on the host's cores; 0: not said
   bool operator==(const ProfileOrigin&) const = default;
 };
 
@@ -68,6 +69,9 @@ struct ProfileDb {
   using Iterator = std::map<ProfileKey, Measurement>::const_iterator;
   // The rows that agree with `key` in name, dtype, device, ranks and nodes.
   std::pair<Iterator, Iterator> Family(const ProfileKey& key) const;
+  // Those of them that are a collective's, by payload: without a rule, which
+  // kernels have (there is a `gather` of either kind).
+  std::pair<Iterator, Iterator> CollectiveRows(const ProfileKey& key) const;
 
   bool operator==(const ProfileDb&) const = default;
 };

@@ -15,8 +15,13 @@ Result<ProfileDb> FromProto(const proto::Profile& in) {
                             ": expected a number from 1",
                         "ranks_at_once");
   }
+  if (in.threads() < 0) {
+    return InvalidInput(
+        "is " + std::to_string(in.threads()) + ": expected a number from 0",
+        "threads");
+  }
   out.origin = {in.host(), in.date(), in.libraries(),
-                std::max(1, in.ranks_at_once())};
+                std::max(1, in.ranks_at_once()), in.threads()};
   for (int i = 0; i < in.rows_size(); ++i) {
     const proto::ProfileRow& row = in.rows(i);
     const std::string where = "rows[" + std::to_string(i) + "]";
@@ -64,6 +69,7 @@ Result<void> WriteProfile(const std::string& path, const ProfileDb& profile) {
   out.set_date(profile.origin.date);
   out.set_libraries(profile.origin.libraries);
   out.set_ranks_at_once(profile.origin.ranks_at_once);
+  out.set_threads(profile.origin.threads);
   for (const auto& [key, measured] : profile.rows) {
     proto::ProfileRow& row = *out.add_rows();
     row.set_name(key.name);

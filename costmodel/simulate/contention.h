@@ -36,8 +36,8 @@ Contention FindContention(std::span<const std::vector<LinkUse>> uses,
                           std::span<const std::vector<int>> streams_of_flow);
 
 // Max-min fair rates of the flows that run, by connected component: flows that
-// share no link, directly or through others, do not slow each other. Sets that
-// were met before are remembered. Not thread-safe.
+// share no link, directly or through others, do not slow each other. Every set
+// that was met is remembered. Not thread-safe.
 class FairRates {
  public:
   explicit FairRates(const Contention& contention) : contention_(contention) {}

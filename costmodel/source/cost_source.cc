@@ -24,8 +24,9 @@ std::optional<Cost> Measured(const CostQuery& query, const ProfileDb* profile) {
   const auto found = profile->rows.find(query.key);
   if (found == profile->rows.end()) return std::nullopt;
   const double seconds =
-      query.collective ? LeastFrom(found, profile->Family(query.key).second)
-                       : found->second.median_s;
+      query.collective
+          ? LeastFrom(found, profile->CollectiveRows(query.key).second)
+          : found->second.median_s;
   return Cost{seconds * query.share_of_measured, CostSource::kMeasured};
 }
 
@@ -97,8 +98,23 @@ std::vector<Point> AlongOneFactor(const ProfileKey& key,
   return most == along.end() ? std::vector<Point>() : std::move(*most);
 }
 
-std::optional<double> InterpolateKernel(const CostQuery& query,
-                                        const ProfileDb& profile) {
+// What a profile has of a kernel, by its work.
+struct KernelRows {
+  double work = 0;            // of the query
+  std::vector<Point> points;  // normalised, at least one
+  bool own = false;           // an operator of the user's own
+
+  // The work nearest to the query's that the rows still tell of.
+  double Within() const {
+    return own ? work
+               : std::clamp(work, points.front().work / kReach,
+                            points.back().work * kReach);
+  }
+};
+
+// Nothing where it has no row of the kernel.
+std::optional<KernelRows> RowsOfKernel(const CostQuery& query,
+                                       const ProfileDb& profile) {
   const auto work = WorkOf(query.key);
   if (!work || !(*work > 0)) return std::nullopt;
   std::vector<Point> same_rule;
@@ -119,26 +135,34 @@ std::optional<double> InterpolateKernel(const CostQuery& query,
     if (!along.empty()) points = std::move(along);
   }
   Normalise(points);
-  if (!own && (*work < points.front().work / kReach ||
-               *work > points.back().work * kReach)) {
-    return std::nullopt;
-  }
-  if (points.size() == 1) return points[0].seconds * *work / points[0].work;
-  const size_t right = SegmentOf(points, *work);
+  return KernelRows{*work, std::move(points), own};
+}
+
+// Straight lines through the logarithms.
+double AlongRows(const std::vector<Point>& points, double work) {
+  if (points.size() == 1) return points[0].seconds * work / points[0].work;
+  const size_t right = SegmentOf(points, work);
   const Point& a = points[right - 1];
   const Point& b = points[right];
   double slope = std::log(b.seconds / a.seconds) / std::log(b.work / a.work);
   // Beyond the ends time grows with the work, and at most as fast.
-  if (*work > b.work) return b.seconds * std::pow(*work / b.work, Outer(slope));
-  if (*work < a.work) slope = Outer(slope);
-  return a.seconds * std::pow(*work / a.work, slope);
+  if (work > b.work) return b.seconds * std::pow(work / b.work, Outer(slope));
+  if (work < a.work) slope = Outer(slope);
+  return a.seconds * std::pow(work / a.work, slope);
+}
+
+std::optional<double> InterpolateKernel(const CostQuery& query,
+                                        const ProfileDb& profile) {
+  const auto rows = RowsOfKernel(query, profile);
+  if (!rows || rows->Within() != rows->work) return std::nullopt;
+  return AlongRows(rows->points, rows->work);
 }
 
 std::optional<double> InterpolateCollective(const CostQuery& query,
                                             const ProfileDb& profile) {
   const auto payload = static_cast<double>(query.key.payload.value);
   std::vector<Point> points;
-  const auto [begin, end] = profile.Family(query.key);
+  const auto [begin, end] = profile.CollectiveRows(query.key);
   for (auto row = begin; row != end; ++row) {
     points.push_back(
         {static_cast<double>(row->first.payload.value), row->second.median_s});
@@ -209,6 +233,30 @@ std::optional<Cost> Interpolated(const CostQuery& query,
   return Cost{*product, CostSource::kInterpolated};
 }
 
+// Far from the rows the rate that they end with says more of the device than
+// its stated figures: of a host's cores these are assumed. Where the model's
+// kernels are fitted it is trusted more than rows of other caches and tiles.
+std::optional<Cost> Extrapolated(const CostQuery& query,
+                                 const ProfileDb* profile) {
+  const DeviceType& device = *query.device;
+  if (profile == nullptr || query.collective || HasKernelTimes(device)) {
+    return std::nullopt;
+  }
+  const auto rows = RowsOfKernel(query, *profile);
+  const double rate =
+      query.op_class == OpClass::kMemory
+          ? device.memory_bandwidth.value * device.memory_efficiency
+          : device.Peak(query.key.dtype).value * device.compute_efficiency;
+  if (!rows || !(rate > 0)) return std::nullopt;
+  const auto roofline = [&](double work) {
+    return work / rate + device.launch_overhead.seconds();
+  };
+  const double within = rows->Within();
+  const double seconds =
+      AlongRows(rows->points, within) * roofline(rows->work) / roofline(within);
+  return Cost{seconds * query.share_of_measured, CostSource::kExtrapolated};
+}
+
 std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
   if (query.collective) {
     return Cost{query.collective_seconds, CostSource::kAnalytical};
@@ -272,6 +320,8 @@ std::span<const CostSourceRow> CostSources() {
       {"measured", "the profile's time of exactly this task", Measured},
       {"interpolated", "between the profile's times of other sizes",
        Interpolated},
+      {"extrapolated", "by the rate of the profile's times, of far other sizes",
+       Extrapolated},
       {"analytical",
        "kernels by tiles and waves or a roofline, collectives by protocol",
        Analytical},

@@ -16,14 +16,18 @@
 //                 the rest; rows of the same rule if there are any, else all of
 //                 the kernel; rows whose work differs by less than 10 % are
 //                 one, their mean; only for work in [min/4, 4*max] of what was
-//                 measured, growing at most in proportion there. Of an operator
-//                 of the user's own the rows that differ from the task in one
-//                 extent, if there are any, and however far they reach, since
-//                 nothing else is known of it.
+//                 measured (its reach), growing at most in proportion there. Of
+//                 an operator of the user's own the rows that differ from the
+//                 task in one extent, if there are any, and however far they
+//                 reach, since nothing else is known of it.
 //                 Collectives: straight lines through time over bytes, of the
 //                 same ranks and hosts; above the largest, by the last slope
 //                 that rises, at most in proportion; below the smallest, its
 //                 time;
+//   extrapolated  the profile has the kernel at sizes that are further away,
+//                 and the device's times are not those of fitted kernels
+//                 (kernel_time.h): the time at the end of the reach, times what
+//                 the roofline of the work there and here differs by;
 //   analytical    matrix products and attention on a GPU whose
 //                 multiprocessors are known: tiles, waves and blocks
 //                 (kernel_time.h); other kernels: a roofline
@@ -48,8 +52,13 @@
 
 namespace tessera {
 
-enum class CostSource : uint8_t { kMeasured, kInterpolated, kAnalytical };
-inline constexpr int kCostSources = 3;
+enum class CostSource : uint8_t {
+  kMeasured,
+  kInterpolated,
+  kExtrapolated,
+  kAnalytical,
+};
+inline constexpr int kCostSources = 4;
 
 struct Cost {
   double seconds = 0;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "planner/ops/window.h"
+#include "planner/topology/hardware.h"
 
 namespace tessera {
 namespace {
@@ -32,7 +33,7 @@ struct MatmulConstants {
   double headroom;  // of the largest tiles over compute_efficiency
   double rate[kTileClasses];  // of each class over that of the largest
   double prologue;            // s: loads before and stores after a tile's sums
-  double floor;               // s: the least time of a kernel
+  double floor;               // s: the least time of a kernel (FloorOn)
   double memory;              // reached fraction of the memory's bandwidth
   double waves;               // how far waves are whole
   double split;               // s: the sum of a split product's parts
@@ -103,9 +104,13 @@ double Cube(double x) {
   return x * x * x;
 }
 
-}  // namespace
-
-namespace {
+// The fitted least time of a kernel, as much longer or shorter as the device
+// launches kernels than the table's devices of its generation do.
+double FloorOn(const DeviceType& device, double fitted) {
+  const Duration beyond =
+      device.launch_overhead - KernelFloor(device.generation);
+  return std::max(0.0, fitted + beyond.seconds());
+}
 
 // The product that a convolution or a gradient of one is; nothing for other
 // calls. Rows are the places of what is made, but for a weight's gradient; as
@@ -222,7 +227,7 @@ double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
       shape.result_bytes * results);
 
   // Cubes of the best without splits and with them.
-  double whole = std::numeric_limits<double>::infinity();
+  double unsplit = std::numeric_limits<double>::infinity();
   double split_up = std::numeric_limits<double>::infinity();
   for (const Tile& tile : kTiles) {
     const double tiles = shape.batch * std::ceil(shape.m / tile.rows) *
@@ -241,12 +246,13 @@ double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
       // Splits write and read their sums in fp32.
       const double sums = split > 1 ? 4 * split * results : 0;
       const double cubes = Cube(compute) + Cube((traffic + sums) / bandwidth);
-      double& best = split > 1 ? split_up : whole;
+      double& best = split > 1 ? split_up : unsplit;
       best = std::min(best, cubes);
     }
   }
-  const double best = std::min(std::cbrt(whole), std::cbrt(split_up) + c.split);
-  return best + c.floor;
+  const double best =
+      std::min(std::cbrt(unsplit), std::cbrt(split_up) + c.split);
+  return best + FloorOn(device, c.floor);
 }
 
 bool IsAttentionBackward(const OpDef& op) {
@@ -328,7 +334,8 @@ double AttentionSeconds(const DeviceType& device, const AttentionShape& shape,
   // Backward reads them all, and the gradients of those that it writes.
   const double memory = (backward ? 2 : 1) * shape.element_bytes * elements /
                         (device.memory_bandwidth.value * kAttentionMemory);
-  return std::cbrt(Cube(all) + Cube(longest) + Cube(memory)) + kAttentionFloor;
+  return std::cbrt(Cube(all) + Cube(longest) + Cube(memory)) +
+         FloorOn(device, kAttentionFloor);
 }
 
 double UnfusedAttentionSeconds(const DeviceType& device,

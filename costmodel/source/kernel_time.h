@@ -20,7 +20,9 @@
 //                 + floor
 // (the cubes: what overlaps but for a part near the ridge). `reached` of the
 // peak is the device type's compute_efficiency, which is that of its large
-// products, times the generation's headroom over it. Since every term is
+// products, times the generation's headroom over it. The floor is the
+// generation's, and what DeviceType::launch_overhead is beyond KernelFloor of
+// it (planner/topology/hardware.h), but not below 0. Since every term is
 // monotone in every extent, so is the time.
 
 #include <cstdint>

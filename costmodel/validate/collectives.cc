@@ -168,6 +168,13 @@ Result<std::vector<PublishedCollective>> ReadPublishedCollectives(
     row.bytes = static_cast<int64_t>(bytes);
     row.seconds = microseconds * 1e-6;
     const auto kind = KindOf(row.kind);
+    if (kind == CommKind::kSendRecv && ranks != 0 && ranks != 2) {
+      return InvalidInput("is " + text("ranks") + ": expected 2 for " +
+                              row.kind +
+                              ", one that sends and one that "
+                              "receives",
+                          path + ":" + std::to_string(row.line) + ": ranks");
+    }
     if (row.seconds == 0 && bus > 0 && kind && row.ranks > 1) {
       row.seconds = BusFactor(*kind, row.ranks) * bytes / (bus * 1e9);
     }

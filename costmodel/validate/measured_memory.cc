@@ -33,7 +33,8 @@ constexpr MeasureRow kMeasures[] = {
     {"flagperf", MemoryMeasure::kDevice, kGibibyte},
     {"max_memory_reserved", MemoryMeasure::kReserved, kGibibyte},
     {"max_memory_allocated", MemoryMeasure::kAllocated, kGibibyte},
-    {"nvidia-smi", MemoryMeasure::kDevice, kGigabyte},
+    // It prints MiB.
+    {"nvidia-smi", MemoryMeasure::kDevice, kGibibyte},
 };
 
 }  // namespace

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "costmodel/validate/words.h"
+#include "planner/base/format.h"
 #include "planner/topology/fabric.h"
 #include "planner/topology/hardware.h"
 #include "planner/topology/nvswitch.h"
@@ -367,20 +370,30 @@ constexpr std::array kNetworks = {
     NetworkName{"tb/sec", "ib-hdr", 0},
 };
 
-// A number and what stands behind it: "8" "x", "200" "Gb/s", "4" "HCAs".
-struct Amount {
+// A number, infinite where a double holds none as large, and what stands behind
+// it: "8" "x", "200" "Gb/s", "4" "HCAs".
+struct NumberWithUnit {
   double value = 0;
   std::string unit;
 };
 
+double DecimalOf(const std::string& digits) {
+  double value = 0;
+  const auto [end, error] =
+      std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  return error == std::errc::result_out_of_range
+             ? std::numeric_limits<double>::infinity()
+             : value;
+}
+
 // Numbers that begin a word ("nvlink5" has none). A multiplication sign is an
 // x.
-std::vector<Amount> AmountsIn(std::string text) {
+std::vector<NumberWithUnit> NumbersWithUnitsIn(std::string text) {
   constexpr std::string_view kTimes = "\u00d7";
   for (size_t at = text.find(kTimes); at != text.npos; at = text.find(kTimes)) {
     text.replace(at, kTimes.size(), "x");
   }
-  std::vector<Amount> found;
+  std::vector<NumberWithUnit> found;
   for (size_t i = 0; i < text.size();) {
     const auto digit = [&](size_t at) {
       return at < text.size() &&
@@ -392,19 +405,18 @@ std::vector<Amount> AmountsIn(std::string text) {
     }
     // Not "nvlink5"; but "8x200G".
     const bool counted =
-        i >= 2 && std::tolower(text[i - 1]) == 'x' && digit(i - 2);
+        i >= 2 && (text[i - 1] == 'x' || text[i - 1] == 'X') && digit(i - 2);
     const bool begins =
         i == 0 || counted ||
         std::isalpha(static_cast<unsigned char>(text[i - 1])) == 0;
-    Amount quantity;
+    std::string digits;
     size_t end = i;
     while (digit(end) || (end < text.size() && digit(end + 1) &&
                           (text[end] == '.' || text[end] == ','))) {
-      if (text[end] != ',') quantity.unit += text[end];
+      if (text[end] != ',') digits += text[end];
       ++end;
     }
-    quantity.value = std::stod(quantity.unit);
-    quantity.unit.clear();
+    NumberWithUnit quantity = {DecimalOf(digits), ""};
     i = end;
     while (end < text.size() && text[end] == ' ') ++end;
     while (end < text.size() &&
@@ -419,8 +431,8 @@ std::vector<Amount> AmountsIn(std::string text) {
 
 // Gigabits a second of "200 Gb/s", "400G", "3.2 Tbps", "50 GB/s"; 0 for other
 // units.
-double GigabitsOf(const Amount& amount) {
-  const std::string unit = Lower(amount.unit);
+double GigabitsOf(const NumberWithUnit& quantity) {
+  const std::string unit = Lower(quantity.unit);
   const double factor = unit.starts_with("tb") || unit == "t" ? 1000 : 1;
   if (!unit.starts_with("gb") && !unit.starts_with("tb") &&
       !unit.starts_with("gib") && unit != "g" && unit != "t") {
@@ -428,13 +440,13 @@ double GigabitsOf(const Amount& amount) {
   }
   // Bytes are a capital B, alone: "GB/s", "GBps", "GiB/s", but not "Gbps",
   // "GbE" or "GBE".
-  const size_t b = amount.unit.find_first_of("bB");
-  const bool bytes = b != std::string::npos && amount.unit[b] == 'B' &&
+  const size_t b = quantity.unit.find_first_of("bB");
+  const bool bytes = b != std::string::npos && quantity.unit[b] == 'B' &&
                      unit.substr(b + 1, 1) != "e" &&
-                     std::ranges::any_of(amount.unit, [](char c) {
+                     std::ranges::any_of(quantity.unit, [](char c) {
                        return std::islower(static_cast<unsigned char>(c)) != 0;
                      });
-  return amount.value * factor * (bytes ? 8 : 1);
+  return quantity.value * factor * (bytes ? 8 : 1);
 }
 
 // Four V100 have two NVLinks to each other; others meet at the host. Network
@@ -515,9 +527,9 @@ bool SaysNothing(const std::string& text) {
 }
 
 bool HasRate(const std::string& words) {
-  return std::ranges::any_of(AmountsIn(words), [](const Amount& amount) {
-    return GigabitsOf(amount) > 0;
-  });
+  return std::ranges::any_of(
+      NumbersWithUnitsIn(words),
+      [](const NumberWithUnit& quantity) { return GigabitsOf(quantity) > 0; });
 }
 
 // Words that name no links stand for none.
@@ -549,6 +561,10 @@ Result<void> CheckLinkWords(const PublishedRun& run, const GpuName& gpu,
   return {};
 }
 
+// Gb/s of a network card: from a tenth of Fast Ethernet to what no card has.
+constexpr double kLeastGigabits = 0.01;
+constexpr double kMostGigabits = 100'000;
+
 // The most GPUs that share one NVLink domain of a rack.
 int RackDomain(int gpus) {
   for (int domain = std::min(gpus, 72); domain > 1; --domain) {
@@ -570,7 +586,7 @@ std::optional<NetworkWords> ReadNetwork(const std::string& words, int gpus) {
   int lanes = 0;  // "4X EDR" may be four cards or the lanes of one
   int counted = 0;
   double rate = 0;
-  for (const Amount& quantity : AmountsIn(words)) {
+  for (const NumberWithUnit& quantity : NumbersWithUnitsIn(words)) {
     const std::string unit = Lower(quantity.unit);
     const int count = static_cast<int>(std::clamp(quantity.value, 1.0, 64.0));
     if (unit == "x") {
@@ -645,6 +661,13 @@ Result<Cluster> ClusterOf(const PublishedRun& run,
   if (nodes > 1) {
     if (const auto read = ReadNetwork(run.inter_link, per_node)) {
       network = *read;
+      if (!(network.gbit_per_card >= kLeastGigabits &&
+            network.gbit_per_card <= kMostGigabits)) {
+        return CannotMap("'" + run.inter_link + "' gives a card " +
+                             FormatNumber(network.gbit_per_card) +
+                             " Gb/s: expected 0.01 to 100000",
+                         "inter_link");
+      }
     } else {
       assumptions.push_back("network: " + std::to_string(network.cards) +
                             " x " + std::string(network.link) + " in a node");

@@ -16,14 +16,28 @@ class Row {
   void Read(std::string_view column, std::string& out) { out = Field(column); }
   void Read(std::string_view column, int64_t& out) {
     double value = 0;
-    Read(column, value);
-    if (value != std::floor(value) || std::abs(value) > kLargest) {
+    ReadNumber(column, value);
+    if (value != std::floor(value) || value > kMostCount) {
       Unread(column, "is no whole number of at most 10^15");
     } else {
       out = static_cast<int64_t>(value);
     }
   }
   void Read(std::string_view column, double& out) {
+    double value = 0;
+    ReadNumber(column, value);
+    if (value > kMostAmount) {
+      Unread(column, "is no number of at most 10^9");
+    } else {
+      out = value;
+    }
+  }
+
+  const std::optional<Error>& error() const { return error_; }
+  const std::optional<Error>& unread() const { return unread_; }
+
+ private:
+  void ReadNumber(std::string_view column, double& out) {
     std::string text = Field(column);
     if (text.empty()) return;
     // "50257 (padded)".
@@ -46,11 +60,6 @@ class Row {
       out = value;
     }
   }
-
-  const std::optional<Error>& error() const { return error_; }
-  const std::optional<Error>& unread() const { return unread_; }
-
- private:
   // Without spaces around it.
   std::string Field(std::string_view column) {
     const int at = table_.Column(column);
@@ -72,7 +81,9 @@ class Row {
                     std::string(column)};
   }
 
-  static constexpr double kLargest = 1e15;
+  static constexpr double kMostCount = 1e15;
+  // 32 years of a step's time, an exabyte of memory.
+  static constexpr double kMostAmount = 1e9;
   const CsvTable& table_;
   const size_t row_;
   const std::string& path_;

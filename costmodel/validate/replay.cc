@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -26,6 +27,19 @@ constexpr Bytes kDeepSpeedBucket{1'000'000'000};
 
 // No published model has heads as narrow.
 constexpr int64_t kLeastWidth = 8;
+
+// As models' configurations are read: what any size is at most.
+constexpr int64_t kMostWidth = int64_t{1} << 20;
+// Microbatches are counted by an int.
+constexpr int64_t kMostSequences = std::numeric_limits<int32_t>::max();
+
+Result<void> CheckWidth(std::string_view what, int64_t width) {
+  if (width >= 1 && width <= kMostWidth) return {};
+  return CannotMap("is " + std::to_string(width) + std::string(what) +
+                       ": expected a whole number from 1 to " +
+                       std::to_string(kMostWidth),
+                   "ffn");
+}
 
 // The digits of `text` that end before `word`, or begin behind it; 0 where
 // there are none.
@@ -490,6 +504,9 @@ Result<Graph> LatentGraphOf(const PublishedRun& run,
   }
   const int64_t first = NumberBehind(run.ffn, "(dense first ");
   const int64_t shared = NumberBefore(run.ffn, "(shared)");
+  TESSERA_RETURN_IF_ERROR(CheckWidth("(dense)", dense));
+  TESSERA_RETURN_IF_ERROR(CheckWidth("(expert)", expert));
+  if (shared > 0) TESSERA_RETURN_IF_ERROR(CheckWidth("(shared)", shared));
   assumptions.push_back("latents of DeepSeek-V3");
   assumptions.push_back("without layers that predict further tokens");
   if (run.vocab == 0) assumptions.push_back("vocabulary of 129280");
@@ -539,6 +556,11 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
         {"global_batch", run.global_batch}}) {
     if (value < 1) return CannotMap("is blank or 0", column);
   }
+  if (run.global_batch > kMostSequences) {
+    return CannotMap("is " + std::to_string(run.global_batch) +
+                         ": expected at most " + std::to_string(kMostSequences),
+                     "global_batch");
+  }
   ImportOptions options;
   options.global_batch = run.global_batch;
   options.seq_len = run.seq;
@@ -578,6 +600,7 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   // "2880(expert)" is a number, too.
   std::optional<int64_t> ffn = ParseWhole<int64_t>(
       std::string_view(run.ffn).substr(0, run.ffn.find('(')));
+  if (ffn) TESSERA_RETURN_IF_ERROR(CheckWidth("", *ffn));
   if (!gated && run.experts == 0 && ffn && *kv_heads != run.heads) {
     // GPT-2's architecture has no grouped heads.
     gated = true;

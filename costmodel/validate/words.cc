@@ -35,8 +35,8 @@ bool IsOneOf(std::string_view word,
 }
 
 // The parts of `text` between any of `ends`, in order, without those.
-std::vector<std::string_view> Split(std::string_view text,
-                                    std::string_view ends) {
+std::vector<std::string_view> PartsBetween(std::string_view text,
+                                           std::string_view ends) {
   std::vector<std::string_view> parts;
   while (!text.empty()) {
     const size_t end = std::min(text.find_first_of(ends), text.size());
@@ -50,7 +50,7 @@ constexpr std::string_view kClauseEnds = ",;()";
 
 // What a clause says but for what it denies.
 std::string AssertedOf(std::string_view clause) {
-  const std::vector<std::string_view> words = Split(clause, " =:");
+  const std::vector<std::string_view> words = PartsBetween(clause, " =:");
   if (words.empty()) return "";
   if (IsOneOf(words.back(),
               {"no", "off", "none", "false", "disabled", "unused"})) {
@@ -340,7 +340,7 @@ std::string Asserted(std::string_view text) {
   while (!text.empty()) {
     const size_t end = std::min(text.find_first_of(kClauseEnds), text.size());
     const std::string_view clause = text.substr(0, end);
-    const std::vector<std::string_view> words = Split(clause, " ");
+    const std::vector<std::string_view> words = PartsBetween(clause, " ");
     text.remove_prefix(end);
     const bool only_no = words.size() == 1 && IsNo(words[0]);
     const std::string said = only_no ? "" : AssertedOf(clause);
@@ -479,7 +479,7 @@ std::optional<PrecisionWords> PrecisionOf(std::string_view text) {
 std::optional<PrecisionWords> ReadPrecision(std::string_view text) {
   const std::string asserted = Asserted(text);
   std::string computing;
-  for (const std::string_view clause : Split(asserted, kClauseEnds)) {
+  for (const std::string_view clause : PartsBetween(asserted, kClauseEnds)) {
     if (!IsOfStorage(clause)) computing += std::string(clause) + ",";
   }
   const auto words = PrecisionOf(computing);

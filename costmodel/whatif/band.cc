@@ -37,6 +37,9 @@ constexpr double kGpuMean = 0.032;
 // what ranks that take turns on the cores wait for one another no profile has.
 constexpr double kCoresMedian = 0.143;
 constexpr double kCoresMean = 0.157;
+// The same without a profile, as cores that are assumed.
+constexpr double kAssumedCoresMedian = 0.338;
+constexpr double kAssumedCoresMean = 0.390;
 
 }  // namespace
 
@@ -53,15 +56,18 @@ ErrorBand StepTimeBand(std::string_view stack) {
 }
 
 ErrorBand StepTimeBand(const Cluster& cluster, const SourceShares& sources) {
-  if (sources.measured + sources.interpolated < 0.5) {
-    return StepTimeBand(cluster.stack.name);
-  }
+  const bool profiled = sources.measured + sources.interpolated >= 0.5;
   const bool cores = std::ranges::all_of(
       cluster.device_types, [](const auto& t) { return t.shared_memory; });
-  if (cores) {
+  if (cores && profiled) {
     return {kCoresMedian, kCoresMean,
             "tessera run with a profile, on a host of two cores"};
   }
+  if (cores) {
+    return {kAssumedCoresMedian, kAssumedCoresMean,
+            "tessera run without a profile, on a host of two cores"};
+  }
+  if (!profiled) return StepTimeBand(cluster.stack.name);
   return {kGpuMedian, kGpuMean, "tessera run with a profile, on an H200"};
 }
 

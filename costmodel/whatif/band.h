@@ -21,8 +21,8 @@ struct ErrorBand {
 ErrorBand StepTimeBand(std::string_view stack);
 
 // Of step times on the cluster: as above, or where at least half of the tasks'
-// time is a profile's, that of runs with a profile, on GPUs or on a host's
-// cores.
+// time is a profile's, that of runs with a profile; of a host's cores that of
+// runs on cores, with or without one.
 ErrorBand StepTimeBand(const Cluster& cluster, const SourceShares& sources);
 
 }  // namespace tessera

@@ -4,7 +4,10 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <unordered_map>
+#include <utility>
 
+#include "planner/base/append.h"
 #include "planner/base/table.h"
 #include "planner/base/whole_number.h"
 
@@ -257,6 +260,9 @@ Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
                         parts.back());
   }
   if (whole != nullptr) *whole = Without(cluster, std::move(drained));
+  std::string names;
+  for (const std::string& part : parts) AppendTo(names, ", ", part);
+  rest.name += " without " + names;
   cluster = std::move(rest);
   if (fewer_devices) {
     notes.back() += "; " + Nodes(cluster) + " remain";
@@ -337,54 +343,90 @@ void SlowDown(const std::vector<DeviceId>& devices, double factor,
   }
 }
 
+namespace {
+
+// A node of a cluster as copies of it are made: of `cluster` the vertices that
+// only it has, the links that begin or end there, and its devices.
+struct NodeParts {
+  std::vector<size_t> vertices;
+  std::vector<Link> links;
+  std::vector<Device> devices;
+};
+
+Result<NodeParts> PartsOf(const Cluster& cluster, int node) {
+  NodeParts parts;
+  std::vector<bool> of_node(cluster.vertices.size(), false);
+  DropNodes(cluster, {node}, of_node);
+  for (size_t v = 0; v < of_node.size(); ++v) {
+    if (of_node[v]) parts.vertices.push_back(v);
+  }
+  bool joined = false;
+  for (const Link& link : cluster.links) {
+    const bool from = of_node[link.from.index()];
+    const bool both = from && of_node[link.to.index()];
+    if (!from && !of_node[link.to.index()]) continue;
+    const VertexId outside = from ? link.to : link.from;
+    if (!both &&
+        cluster.vertices[outside.index()].kind != VertexKind::kSwitch) {
+      return InvalidInput("node " + std::to_string(node) + " is joined to '" +
+                          cluster.vertices[outside.index()].name +
+                          "', which is no switch that more nodes could be "
+                          "on");
+    }
+    joined |= !both;
+    parts.links.push_back(link);
+  }
+  if (!joined) {
+    return InvalidInput("node " + std::to_string(node) +
+                        " is joined to nothing outside of it, on which more "
+                        "nodes could be: expected links of its NICs to a "
+                        "switch");
+  }
+  for (const Device& device : cluster.devices) {
+    if (device.node == node) parts.devices.push_back(device);
+  }
+  return parts;
+}
+
+void AddCopy(const Cluster& cluster, const NodeParts& parts, int node, int copy,
+             Cluster& larger) {
+  std::unordered_map<VertexId, VertexId> copies;
+  const std::string prefix = "node" + std::to_string(node) + ".";
+  for (const size_t v : parts.vertices) {
+    const Vertex& vertex = cluster.vertices[v];
+    const std::string name = vertex.name.starts_with(prefix)
+                                 ? vertex.name.substr(prefix.size())
+                                 : vertex.name;
+    copies[VertexId(static_cast<int64_t>(v))] = AddVertex(
+        larger, vertex.kind, "node" + std::to_string(copy) + "." + name);
+  }
+  const auto copied = [&](VertexId vertex) {
+    const auto found = copies.find(vertex);
+    return found == copies.end() ? vertex : found->second;
+  };
+  for (const Link& link : parts.links) {
+    larger.links.push_back({copied(link.from), copied(link.to), link.type});
+  }
+  for (Device device : parts.devices) {
+    device.node = copy;
+    device.vertex = copied(device.vertex);
+    larger.devices.push_back(device);
+  }
+}
+
+}  // namespace
+
 Result<Cluster> WithMoreNodes(const Cluster& cluster, int nodes) {
   Cluster larger = cluster;
   const int own = cluster.num_nodes();
+  std::vector<NodeParts> parts;  // by node, of those that are copied
+  for (int node = 0; node < std::min(own, nodes - own); ++node) {
+    TESSERA_TRY(NodeParts of_node, PartsOf(cluster, node));
+    parts.push_back(std::move(of_node));
+  }
   for (int copy = own; copy < nodes; ++copy) {
     const int node = copy % own;
-    std::vector<bool> of_node(cluster.vertices.size(), false);
-    DropNodes(cluster, {node}, of_node);
-    std::vector<VertexId> to(cluster.vertices.size());
-    const std::string prefix = "node" + std::to_string(node) + ".";
-    for (size_t v = 0; v < cluster.vertices.size(); ++v) {
-      to[v] = VertexId(static_cast<int64_t>(v));
-      if (!of_node[v]) continue;
-      const Vertex& vertex = cluster.vertices[v];
-      const std::string name = vertex.name.starts_with(prefix)
-                                   ? vertex.name.substr(prefix.size())
-                                   : vertex.name;
-      to[v] = AddVertex(larger, vertex.kind,
-                        "node" + std::to_string(copy) + "." + name);
-    }
-    bool joined = false;
-    for (const Link& link : cluster.links) {
-      const bool from = of_node[link.from.index()];
-      const bool both = from && of_node[link.to.index()];
-      if (!from && !of_node[link.to.index()]) continue;
-      const VertexId outside = from ? link.to : link.from;
-      if (!both &&
-          cluster.vertices[outside.index()].kind != VertexKind::kSwitch) {
-        return InvalidInput("node " + std::to_string(node) + " is joined to '" +
-                            cluster.vertices[outside.index()].name +
-                            "', which is no switch that more nodes could be "
-                            "on");
-      }
-      joined |= !both;
-      larger.links.push_back(
-          {to[link.from.index()], to[link.to.index()], link.type});
-    }
-    if (!joined) {
-      return InvalidInput("node " + std::to_string(node) +
-                          " is joined to nothing outside of it, on which more "
-                          "nodes could be: expected links of its NICs to a "
-                          "switch");
-    }
-    for (Device device : cluster.devices) {
-      if (device.node != node) continue;
-      device.node = copy;
-      device.vertex = to[device.vertex.index()];
-      larger.devices.push_back(device);
-    }
+    AddCopy(cluster, parts[static_cast<size_t>(node)], node, copy, larger);
   }
   return larger;
 }

@@ -15,11 +15,11 @@ namespace tessera {
 // "node3.nic0" (any vertex), "node3.gpu1--node3.nvswitch" (the links between
 // two, in both directions), "device17" (by rank) or "node3". Of a node that
 // loses a device the others leave too, as schedulers drain it, unless it is the
-// only one. What was done is said in `notes`. Ranks and nodes are numbered
-// anew. Errors: a part that there is not, one given twice, and what leaves
-// devices that do not reach each other, or none. `whole`, if it is not null,
-// becomes the cluster with the same devices before anything else failed.
-// REQUIRES: `cluster` is valid.
+// only one. What was done is said in `notes`, what failed in the cluster's
+// name. Ranks and nodes are numbered anew. Errors: a part that there is not,
+// one given twice, and what leaves devices that do not reach each other, or
+// none. `whole`, if it is not null, becomes the cluster with the same devices
+// before anything else failed. REQUIRES: `cluster` is valid.
 Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
                   std::vector<std::string>& notes, Cluster* whole = nullptr);
 

@@ -4,6 +4,8 @@
 #include <array>
 #include <map>
 
+#include "planner/ir/cluster_lookup.h"
+
 namespace tessera {
 namespace {
 
@@ -100,7 +102,7 @@ std::optional<LinkType> ReferenceLink(const Cluster& cluster,
   for (size_t l = 0; l < classes.size(); ++l) {
     if (classes[l] != link_class) continue;
     const Link& link = cluster.links[l];
-    const LinkType& type = cluster.link_types[static_cast<size_t>(link.type)];
+    const LinkType& type = TypeOf(cluster, link);
     const bool nic =
         link_class == LinkClass::kInter &&
         (cluster.vertices[link.from.index()].kind == VertexKind::kNic ||

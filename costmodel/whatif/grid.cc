@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "costmodel/whatif/idle_collective.h"
+#include "costmodel/whatif/rent.h"
 #include "planner/base/threads.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/used_part.h"
@@ -39,6 +40,11 @@ Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
         TextbookName(SearchSpace(*made.graph, made.cluster), plan);
   }
   cell.notes = std::move(made.notes);
+  if (std::string parts =
+          PartsOfInstancesNote(made.left ? *made.left : made.cluster);
+      !parts.empty()) {
+    cell.notes.push_back(std::move(parts));
+  }
   if (std::string idle = IdleCollectiveNote(
           *made.graph, made.cluster, plan, options.predict.profile,
           options.predict.training, made.whole.get());
@@ -64,7 +70,9 @@ Result<Plan> PlanForCell(Case& of, const GridOptions& options) {
                      std::string(NameOf(dtype)),
                  ""};
   }
-  if (options.replan) return BestPlan(of, options.predict, *options.replan);
+  if (options.replan) {
+    return BestPlan(of, options.predict, *options.replan, options.plan);
+  }
   if (options.plan == nullptr) return PlanOf(of);
   const size_t used = World(*options.plan).devices.size();
   const size_t devices = of.cluster.devices.size();

@@ -1,6 +1,5 @@
 #include "costmodel/whatif/idle_collective.h"
 
-#include <limits>
 #include <optional>
 
 #include "costmodel/evaluate/evaluator.h"
@@ -13,8 +12,8 @@ std::string IdleCollectiveNote(const Graph& graph, const Cluster& cluster,
                                const Cluster* whole) {
   if (cluster.collective.empty()) return "";
   const auto step = [&](const Cluster& on, const Cluster* before) {
-    return Evaluator(graph, on, profile, training,
-                     std::numeric_limits<int64_t>::max(), before)
+    return Evaluator(graph, on, profile, training, Evaluator::kUnlimited,
+                     before)
         .Evaluate(plan)
         .step_time;
   };

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
+#include <map>
 #include <vector>
 
 #include "costmodel/evaluate/evaluator.h"
@@ -12,16 +12,9 @@
 namespace tessera {
 namespace {
 
-// Box and Muller (1958).
-double Normal(Rng& rng) {
-  const double u = 1 - rng.Uniform01();  // in (0, 1]
-  const double v = rng.Uniform01();
-  return std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v);
-}
-
-// A group's kernels take as long as on its slowest device, so all of its
-// devices may have that one's factor: a type for each group instead of one for
-// each device. Not where groups share devices.
+// Of a group's devices of one type the slowest counts, so all of them may have
+// that one's factor: a type for each group and type instead of one for each
+// device. Not where groups share devices.
 bool Disjoint(const Plan& plan, size_t devices) {
   std::vector<bool> seen(devices, false);
   for (const DeviceGroup& group : plan.groups) {
@@ -43,11 +36,17 @@ Cluster Shaken(const Cluster& cluster, const Plan& plan, bool disjoint,
     return shaken;
   }
   for (const DeviceGroup& group : plan.groups) {
-    double slowest = 0;
+    std::map<int, std::vector<DeviceId>> of_type;
     for (const DeviceId device : group.devices) {
-      slowest = std::max(slowest, factors[device.index()]);
+      of_type[cluster.devices[device.index()].type].push_back(device);
     }
-    SlowDown(group.devices, slowest, shaken);
+    for (const auto& [type, devices] : of_type) {
+      double slowest = 0;
+      for (const DeviceId device : devices) {
+        slowest = std::max(slowest, factors[device.index()]);
+      }
+      SlowDown(devices, slowest, shaken);
+    }
   }
   return shaken;
 }
@@ -68,10 +67,10 @@ Jitter JitterOf(const Case& of, const Plan& plan, const PredictOptions& predict,
     if (s > 0 && predict.watch.stopped()) break;
     predict.watch.Tell(std::to_string(s) + " of " +
                        std::to_string(options.samples) + " jittered steps");
-    Rng rng(options.seed, static_cast<uint64_t>(s));
+    const uint64_t key = Mix64(options.seed ^ Mix64(static_cast<uint64_t>(s)));
     std::vector<double> factors;
     for (size_t d = 0; d < of.cluster.devices.size(); ++d) {
-      const double z = std::clamp(Normal(rng), -3.0, 3.0);
+      const double z = std::clamp(CounterNormal(key, d), -3.0, 3.0);
       factors.push_back(std::max(0.1, 1 + options.sigma * z));
     }
     const Cluster cluster = Shaken(of.cluster, plan, disjoint, factors);

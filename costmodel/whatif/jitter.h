@@ -23,9 +23,9 @@ struct Jitter {
 
 // In each sample every device takes 1 + sigma * z times as long for its
 // kernels, z normal and cut at +-3 (and the factor at 0.1); links are as they
-// are. A group waits for its slowest device, so only that one counts. Through
-// the evaluator. The same options give the same result. REQUIRES: `plan` is
-// valid for the case, samples >= 1; at least one is drawn.
+// are. A group waits for the device on which its kernels then take longest.
+// Through the evaluator. The same options give the same result. REQUIRES:
+// `plan` is valid for the case, samples >= 1; at least one is drawn.
 Jitter JitterOf(const Case& of, const Plan& plan, const PredictOptions& predict,
                 const JitterOptions& options);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "costmodel/whatif/rent.h"
 #include "planner/plan/matrix_form.h"
 #include "planner/plan/stages.h"
 
@@ -20,14 +21,14 @@ double PeakOf(const Cluster& cluster, DType dtype) {
   return peak;
 }
 
-// The sum of a figure over all devices; nothing where one does not have it.
-std::optional<double> SumOf(const Cluster& cluster, double Upkeep::*figure) {
+// Of all devices; nothing where one has no figure.
+std::optional<double> WattsOf(const Cluster& cluster) {
   double sum = 0;
   for (const Device& device : cluster.devices) {
-    const double value =
-        cluster.device_types[static_cast<size_t>(device.type)].upkeep.*figure;
-    if (value == 0) return {};
-    sum += value;
+    const double watts =
+        cluster.device_types[static_cast<size_t>(device.type)].upkeep.power;
+    if (watts == 0) return {};
+    sum += watts;
   }
   return sum;
 }
@@ -69,8 +70,9 @@ void FillUpkeep(const Case& of, const PredictOptions& options,
                 Prediction& result) {
   const Cluster& cluster = of.cluster;
   const Graph& graph = *of.graph;
-  result.usd_per_hour = SumOf(cluster, &Upkeep::price);
-  result.watts = SumOf(cluster, &Upkeep::power);
+  const Cluster& rented = of.left ? *of.left : cluster;
+  result.usd_per_hour = UsdPerHour(rented);
+  result.watts = WattsOf(rented);
   if (!result.usd_per_hour) result.missing.emplace_back("device.price");
   if (!result.watts) result.missing.emplace_back("device.power");
 

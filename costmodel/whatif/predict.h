@@ -73,8 +73,10 @@ struct Prediction {
   std::string bottleneck;
   double bottleneck_share = 0;  // of the step
 
-  std::optional<double> usd_per_hour;  // of all devices
-  std::optional<double> watts;
+  // Of all devices that are rented (rent.h), those that stand by behind a
+  // failure too.
+  std::optional<double> usd_per_hour;
+  std::optional<double> watts;       // of all devices that failures left
   Goodput goodput;                   // what is not known takes no time
   std::optional<RunCost> run;        // where tokens were asked for
   std::vector<std::string> missing;  // figures that the cluster lacks

@@ -8,6 +8,8 @@
 #include "costmodel/whatif/parts.h"
 #include "planner/base/format.h"
 #include "planner/plan/idle_keys.h"
+#include "planner/plan/stages.h"
+#include "planner/plan/validate.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/search_space.h"
 
@@ -25,10 +27,45 @@ std::string ProgressText(const SearchProgress& progress, int64_t proposals) {
   return text + FormatTime(progress.best);
 }
 
+// The plan of the case's strategy, without keys that have no effect here.
+Result<Plan> StartOf(const Case& of) {
+  const auto strategy = ReadStrategy(of.strategy);
+  if (!strategy) return strategy.error().At("strategy");
+  std::vector<std::string> idle;  // of one start among many
+  return PlanFromStrategy(
+      *of.index, of.cluster,
+      WithoutIdleKeys(*of.index, of.cluster, *strategy, idle));
+}
+
+// Those that the case has besides what any search starts from.
+Result<void> AddOwnStarts(const Plan* plan, Case& of,
+                          std::vector<Plan>& starts) {
+  const bool planned = plan != nullptr && IsValid(*of.index, of.cluster, *plan);
+  if (planned) starts.push_back(*plan);
+  if (plan != nullptr && !planned && of.strategy.empty()) {
+    of.notes.push_back("the plan is not compared: it is for " +
+                       std::to_string(World(*plan).devices.size()) +
+                       " devices of " + plan->cluster_name);
+  }
+  if (of.strategy.empty()) return {};
+  auto start = StartOf(of);
+  if (start) {
+    starts.push_back(*std::move(start));
+    return {};
+  }
+  if (planned) return {};
+  if (!of.drops_idle_keys) {
+    return Error{ErrorCode::kInfeasible, start.error().ToString(), ""};
+  }
+  of.notes.push_back("the strategy is not compared: " +
+                     start.error().ToString());
+  return {};
+}
+
 }  // namespace
 
-Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
-                      const ReplanOptions& options) {
+Result<Plan> BestPlan(Case& of, const PredictOptions& predict,
+                      const ReplanOptions& options, const Plan* plan) {
   const SearchSpace space(*of.graph, of.cluster);
   const Evaluator evaluator(*of.graph, of.cluster, predict.profile,
                             predict.training, Evaluator::kMostInSearch,
@@ -48,15 +85,7 @@ Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
     predict.watch.Tell("planning for " + of.cluster.name + ": " +
                        ProgressText(progress, options.proposals));
   };
-  if (!of.strategy.empty()) {
-    if (const auto own = ReadStrategy(of.strategy)) {
-      std::vector<std::string> idle;  // of one start among many
-      auto plan =
-          PlanFromStrategy(*of.index, of.cluster,
-                           WithoutIdleKeys(*of.index, of.cluster, *own, idle));
-      if (plan) search.starts.push_back(*std::move(plan));
-    }
-  }
+  TESSERA_RETURN_IF_ERROR(AddOwnStarts(plan, of, search.starts));
   auto found = Search(space, evaluator, search);
   if (!found) {
     return Error{ErrorCode::kInfeasible, found.error().message, ""};

@@ -15,10 +15,11 @@ struct ReplanOptions {
 
 // What `tessera search --prefer fastest` finds with so many proposals, before
 // it confirms any: the fastest that fits, else the one that lacks least. The
-// case's own strategy is one more start. The same case and options give the
-// same plan. kInfeasible where no plan is valid. Once predict.watch stops it is
-// the best of what was compared.
-Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
-                      const ReplanOptions& options);
+// case's own strategy and `plan` (null: none) are two more starts; a strategy
+// that is none here is an error, or of a case that drops idle keys a note. The
+// same case and options give the same plan. kInfeasible where no plan is valid.
+// Once predict.watch stops it is the best of what was compared.
+Result<Plan> BestPlan(Case& of, const PredictOptions& predict,
+                      const ReplanOptions& options, const Plan* plan = nullptr);
 
 }  // namespace tessera

@@ -20,9 +20,11 @@
 #include "planner/io/json_value.h"
 #include "planner/io/onnx.h"
 #include "planner/io/proto_endings.h"
+#include "planner/ir/token_ids.h"
 #include "planner/plan/idle_keys.h"
 #include "planner/search/idle_in_plan.h"
 #include "planner/topology/stacks.h"
+#include "planner/topology/topologies.h"
 
 namespace tessera {
 namespace {
@@ -68,7 +70,45 @@ constexpr std::string_view kStrategyPrefix = "strategy.";
 
 bool IsText(std::string_view path) {
   return path == "cluster" || path == "dtype" || path == "stack" ||
-         path.starts_with(kStrategyPrefix);
+         path == "collective" || path.starts_with(kStrategyPrefix);
+}
+
+// That `value` is one of those which such a path can have.
+Result<void> CheckText(std::string_view path, const std::string& value) {
+  if (path == "cluster") {
+    if (auto found = LoadCluster(value); !found) return found.error();
+  } else if (path == "dtype") {
+    TESSERA_RETURN_IF_ERROR(ParseParameterType(value));
+  } else if (path == "stack") {
+    TESSERA_RETURN_IF_ERROR(ParseStack(value));
+  } else if (path == "collective") {
+    TESSERA_RETURN_IF_ERROR(ParseCollectiveChoice(value));
+  } else if (path.starts_with(kStrategyPrefix)) {
+    // What a key needs of others is not asked.
+    const std::string key(path.substr(kStrategyPrefix.size()));
+    const auto read = ReadStrategy(key + "=" + value);
+    if (!read) return InvalidInput(read.error().message);
+  }
+  return {};
+}
+
+// That `value` can be one of what any model has so many of.
+Result<void> CheckCount(std::string_view path, const Amount& value) {
+  if (!path.starts_with(kModelPrefix) ||
+      std::ranges::find(ModelAliases(), path.substr(kModelPrefix.size()),
+                        &ModelAlias::name) == ModelAliases().end()) {
+    return {};
+  }
+  const bool factor = value.dimension == Dimension::kFactor;
+  const bool number = value.dimension == Dimension::kNumber;
+  if (factor ? value.value > 0
+             : number && value.value >= 1 &&
+                   value.value == std::floor(value.value)) {
+    return {};
+  }
+  return InvalidInput("'" + value.text +
+                      "' is not a whole number of at least 1, nor a factor "
+                      "such as 2x");
 }
 
 // What settings build up before there is a cluster or a model.
@@ -418,7 +458,7 @@ Result<ModelCache::Model> ImportFor(const Scenario& scenario,
   ImportOptions import = {.global_batch = draft.global_batch,
                           .seq_len = draft.seq_len,
                           .dtype = draft.dtype,
-                          .documents = scenario.documents};
+                          .documents = scenario.end_of_text >= 0};
   const bool graph_file = IsGraphFile(scenario.model);
   if (!graph_file && !import.dtype) import.dtype = otherwise;
   TESSERA_RETURN_IF_ERROR(SetModelKeys(scenario.model, draft.model, import));
@@ -544,13 +584,8 @@ Result<Axis> ParseAxis(std::string_view text) {
         continue;
       }
       if (word.empty()) return InvalidInput("a value is empty", setting.path);
-      if (setting.path == "stack") {
-        const auto stack = ParseStack(word);
-        if (!stack) return stack.error().At(setting.path);
-      }
-      if (setting.path == "cluster") {
-        const auto cluster = LoadCluster(word);
-        if (!cluster) return cluster.error().At(setting.path);
+      if (auto is_name = CheckText(setting.path, word); !is_name) {
+        return is_name.error().At(setting.path);
       }
       axis.values.push_back(std::move(word));
       word.clear();
@@ -558,7 +593,12 @@ Result<Axis> ParseAxis(std::string_view text) {
   } else {
     auto amounts = ParseAmounts(setting.value);
     if (!amounts) return amounts.error().At(setting.path);
-    for (const Amount& amount : *amounts) axis.values.push_back(amount.text);
+    for (const Amount& amount : *amounts) {
+      if (auto is_count = CheckCount(setting.path, amount); !is_count) {
+        return is_count.error().At(setting.path);
+      }
+      axis.values.push_back(amount.text);
+    }
   }
   const std::set<std::string> distinct(axis.values.begin(), axis.values.end());
   if (distinct.size() < axis.values.size()) {
@@ -582,6 +622,9 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
   Case made;
   made.strategy = draft.strategy;
   TESSERA_TRY(made.cluster, LoadFor(draft, made.notes));
+  if (auto choice = ParseCollectiveChoice(made.cluster.collective); !choice) {
+    return choice.error().At("collective").At(draft.cluster);
+  }
   // By the cluster as it is named: another rate of a device leaves the numbers
   // what they are.
   const DType dtype = DefaultDType(made.cluster);
@@ -609,12 +652,16 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
     TESSERA_RETURN_IF_ERROR(
         Fail(scenario.failed, made.cluster, made.notes, whole.get()));
     made.whole = std::move(whole);
+    made.left = std::make_shared<const Cluster>(made.cluster);
   }
   made.drops_idle_keys = scenario.drops_idle_keys;
   TESSERA_TRY(const ModelCache::Model model,
               ImportFor(scenario, draft, dtype, models));
   made.graph = model.graph;
   made.index = model.index;
+  if (scenario.end_of_text >= 0) {
+    TESSERA_RETURN_IF_ERROR(CheckEndOfText(*made.graph, scenario.end_of_text));
+  }
   made.notes.insert(made.notes.end(), model.warnings.begin(),
                     model.warnings.end());
   for (const DeviceType& type : made.cluster.device_types) {
@@ -640,14 +687,20 @@ Result<Plan> PlanOf(Case& of) {
     replica *= static_cast<size_t>(degree);
     if (replica > of.cluster.devices.size()) return Infeasible(plan.error());
   }
+  // Most numbers of replicas do not share the batch evenly, whatever it is that
+  // a strategy without mbs takes; no cluster is made for them.
+  const int64_t of_each = int64_t{strategy.ep} * std::max(strategy.mbs, 1);
   for (size_t dp = of.cluster.devices.size() / replica; dp > 0; --dp) {
+    if (of.graph->global_batch % (static_cast<int64_t>(dp) * of_each) != 0) {
+      continue;
+    }
     Cluster used = FirstDevices(of.cluster, dp * replica);
     auto smaller = PlanOn(used, strategy, of);
     if (!smaller) continue;
     const size_t spare = of.cluster.devices.size() - used.devices.size();
     of.notes.push_back("dp=" + std::to_string(dp) +
                        " is the most that is left; " + std::to_string(spare) +
-                       " devices stand by, not paid for");
+                       " devices stand by, and are paid for");
     of.cluster = std::move(used);
     return smaller;
   }

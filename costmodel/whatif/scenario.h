@@ -61,14 +61,11 @@ struct Axis {
   std::string path;
   std::vector<std::string> values;
 };
-// "PATH=VALUE,VALUE". Stacks and clusters are looked for: none that is not
-// there is in a grid.
+// "PATH=VALUE,VALUE". What can be no value whatever the other settings are is
+// an error: names that there are not, a strategy's or a count that is none.
 Result<Axis> ParseAxis(std::string_view text);
 // The path of the cluster file that `path` stands for, or `path`.
 std::string FilePathOf(const std::string& path);
-
-// That "nodes" can be.
-inline constexpr int kMostNodes = 65536;
 
 struct Scenario {
   std::string model;
@@ -76,7 +73,9 @@ struct Scenario {
   int64_t global_batch = 0;
   int64_t seq_len = 0;
   std::optional<DType> dtype;
-  bool documents = false;               // ImportOptions::documents
+  // The token that ends a document, which keeps documents apart
+  // (ImportOptions::documents); -1: there are none.
+  int64_t end_of_text = -1;
   std::optional<Stack> stack;           // in place of the cluster's
   std::optional<std::string> strategy;  // degrees; dp follows where absent
   std::vector<Setting> settings;        // in order
@@ -91,6 +90,9 @@ struct Case {
   Cluster cluster;
   // That before parts failed (costmodel/exchange_price.h); null where none did.
   std::shared_ptr<const Cluster> whole;
+  // What failures left, of which `cluster` may be a part: the others stand by.
+  // Null where nothing failed.
+  std::shared_ptr<const Cluster> left;
   std::shared_ptr<const Graph> graph;  // differentiated
   std::shared_ptr<const GraphIndex> index;
   std::string strategy;            // with its settings

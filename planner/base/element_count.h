@@ -13,4 +13,11 @@ inline int64_t ElementCount(std::span<const int64_t> shape) {
   return count;
 }
 
+// The same where it may be more than int64 holds.
+inline double LargeElementCount(std::span<const int64_t> shape) {
+  double count = 1;
+  for (const int64_t extent : shape) count *= static_cast<double>(extent);
+  return count;
+}
+
 }  // namespace tessera

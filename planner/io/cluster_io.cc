@@ -466,6 +466,13 @@ Result<void> WriteCluster(const std::string& path, const Cluster& cluster) {
 Result<Cluster> LoadCluster(std::string_view spec_or_path) {
   const std::string path(spec_or_path);
   if (HasProtoFileEnding(path)) return ReadCluster(path);
+  const size_t colon = path.rfind(':');
+  if (colon != std::string::npos && HasProtoFileEnding(path.substr(0, colon))) {
+    return InvalidInput(
+        "a file lists its nodes: expected '" + path.substr(0, colon) +
+            "' alone, in 'tessera whatif' with --set nodes=N for others",
+        path);
+  }
   auto preset = MakeCluster(spec_or_path);
   std::error_code unreadable;
   if (preset || !std::filesystem::exists(path, unreadable)) return preset;

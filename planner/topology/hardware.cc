@@ -20,21 +20,6 @@ Bytes LessContext(int64_t nvidia_smi_mib) {
   return UsableMemory({nvidia_smi_mib * (int64_t{1} << 20)});
 }
 
-// The least time of a kernel: the fastest 1 % of the 16-bit matrix products in
-// NVIDIA aiconfigurator's tables take 1.8 (B200), 2.7 (H100), 3.1 (A100) us.
-// Ada: as Hopper. Before Ampere: no table, as Ampere's.
-double KernelFloor(GpuGeneration generation) {
-  switch (generation) {
-    case GpuGeneration::kBlackwell:
-      return 1.8e-6;
-    case GpuGeneration::kHopper:
-    case GpuGeneration::kAda:
-      return 2.7e-6;
-    default:
-      return 3.1e-6;
-  }
-}
-
 // Streaming kernels reach about nine tenths of the peak of HBM and GDDR
 // (STREAM-like copies; assumed, there is no table of it). Profiles replace it.
 constexpr double kStreaming = 0.90;
@@ -72,7 +57,7 @@ DeviceType Gpu(const GpuRow& row) {
   type.compute_efficiency = row.efficiency;
   type.sustained_rate = row.sustained;
   type.memory_efficiency = kStreaming;
-  type.launch_overhead = Duration::FromSeconds(KernelFloor(row.generation));
+  type.launch_overhead = KernelFloor(row.generation);
   return type;
 }
 
@@ -750,6 +735,18 @@ int Use(std::vector<Type>& used, const Type& type) {
 }
 
 }  // namespace
+
+Duration KernelFloor(GpuGeneration generation) {
+  switch (generation) {
+    case GpuGeneration::kBlackwell:
+      return Duration::FromSeconds(1.8e-6);
+    case GpuGeneration::kHopper:
+    case GpuGeneration::kAda:
+      return Duration::FromSeconds(2.7e-6);
+    default:
+      return Duration::FromSeconds(3.1e-6);
+  }
+}
 
 std::span<const DeviceType> DeviceTypes() {
   static const std::vector<DeviceType> types = MakeDeviceTypes();

@@ -11,6 +11,12 @@ namespace tessera {
 std::span<const DeviceType> DeviceTypes();
 std::span<const LinkType> LinkTypes();
 
+// The least time of a kernel, DeviceType::launch_overhead of the table's GPUs:
+// the fastest 1 % of the 16-bit matrix products in NVIDIA aiconfigurator's
+// tables take 1.8 (B200), 2.7 (H100), 3.1 (A100) us. Ada: as Hopper. Before
+// Ampere: no table, as Ampere's.
+Duration KernelFloor(GpuGeneration generation);
+
 // A node's memory and storage by the name of its preset. REQUIRES: the table
 // has it.
 const Host& HostOf(std::string_view name);

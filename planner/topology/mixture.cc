@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "planner/base/append.h"
+#include "planner/ir/cluster_lookup.h"
 #include "planner/topology/fabric.h"
 #include "planner/topology/hardware.h"
 #include "planner/topology/networks.h"
@@ -50,10 +51,7 @@ Part AddNodes(const Topology& topology, const Cluster& part, Cluster& cluster) {
     device_types.push_back(UseDeviceType(cluster, type));
   }
   const NetworkSide side = NetworkSideOf(part);
-  std::vector<int> device_at(part.vertices.size(), -1);
-  for (size_t d = 0; d < part.devices.size(); ++d) {
-    device_at[part.devices[d].vertex.index()] = static_cast<int>(d);
-  }
+  const std::vector<DeviceId> device_at = DevicesAtVertices(part);
   std::vector<VertexId> renamed(side.first);
   for (size_t v = 0; v < side.first; ++v) {
     const Vertex& vertex = part.vertices[v];
@@ -61,9 +59,8 @@ Part AddNodes(const Topology& topology, const Cluster& part, Cluster& cluster) {
     const int node = std::stoi(vertex.name.substr(4, dot - 4));
     const std::string name =
         InNode(first_node + node, vertex.name.substr(dot + 1));
-    if (const int d = device_at[v]; d >= 0) {
-      const auto type =
-          static_cast<size_t>(part.devices[static_cast<size_t>(d)].type);
+    if (const DeviceId device = device_at[v]; device.valid()) {
+      const auto type = static_cast<size_t>(part.devices[device.index()].type);
       const DeviceId id =
           AddDevice(cluster, device_types[type], first_node + node, name);
       renamed[v] = cluster.devices[id.index()].vertex;
@@ -78,10 +75,9 @@ Part AddNodes(const Topology& topology, const Cluster& part, Cluster& cluster) {
   }
   for (const Link& link : part.links) {
     if (std::max(link.from.index(), link.to.index()) >= side.first) continue;
-    cluster.links.push_back(
-        {renamed[link.from.index()], renamed[link.to.index()],
-         UseLinkType(cluster,
-                     part.link_types[static_cast<size_t>(link.type)])});
+    cluster.links.push_back({renamed[link.from.index()],
+                             renamed[link.to.index()],
+                             UseLinkType(cluster, TypeOf(part, link))});
   }
   added.nic_link = UseLinkType(cluster, topology.nic_link);
   return added;

@@ -92,9 +92,6 @@ constexpr std::array kTopologies = {
              0, 0, "", MakeLocalCpu},
 };
 
-// More would be a slip of the keyboard.
-constexpr int kMaxNodes = 65536;
-
 Result<int> ParseCount(std::string_view text, std::string_view what, int max,
                        std::string_view spec) {
   const auto value = ParseWhole<int>(text);
@@ -118,7 +115,7 @@ Result<ClusterPart> MakePart(std::string_view spec) {
     const std::string_view counts = spec.substr(colon + 1);
     const size_t x = counts.find('x');
     TESSERA_TRY(nodes, ParseCount(counts.substr(0, x), "a number of nodes",
-                                  kMaxNodes, spec));
+                                  kMostNodes, spec));
     if (x != std::string_view::npos) {
       if (topology->gpus_per_node == 0) {
         return InvalidInput("takes a number of ranks only, as in '" +
@@ -172,8 +169,8 @@ Result<Cluster> MakeCluster(std::string_view whole) {
   if (mixed) {
     int nodes = 0;
     for (const ClusterPart& part : parts) nodes += part.nodes.num_nodes();
-    if (nodes > kMaxNodes) {
-      return fail("expected at most " + std::to_string(kMaxNodes) +
+    if (nodes > kMostNodes) {
+      return fail("expected at most " + std::to_string(kMostNodes) +
                   " nodes, is " + std::to_string(nodes));
     }
     return MixtureOf(parts);

@@ -29,6 +29,9 @@ struct Topology {
 
 std::span<const Topology> Topologies();
 
+// Of a cluster; more would be a slip of the keyboard.
+inline constexpr int kMostNodes = 65536;
+
 // The cluster called NAME[:NODES[xGPUS]][@NETWORK[:NUMBER]]: "dgx-a100-80gb:4"
 // is four nodes, "dgx-h200:1x1" one GPU of a node, "local-cpu:4" four ranks on
 // this host. NODES is 1 where absent; GPUS limits the devices of every node;

@@ -1,4 +1,5 @@
-#include <cmath>
+#include <algorithm>
+#include <vector>
 
 #include "planner/topology/fabric.h"
 #include "planner/topology/networks.h"
@@ -6,16 +7,20 @@
 namespace tessera {
 namespace {
 
-// `count` in `dimensions` factors, as near to each other as divisors allow, the
-// largest first.
-std::vector<int> Sides(int count, int dimensions) {
-  if (dimensions == 1) return {count};
-  auto side =
-      static_cast<int>(std::ceil(std::pow(count, 1.0 / dimensions) - 1e-9));
-  while (count % side != 0) ++side;
-  std::vector<int> sides = {side};
-  for (int rest : Sides(count / side, dimensions - 1)) sides.push_back(rest);
-  return sides;
+// `count` as a product of `dimensions` sides of at most `most`, the largest
+// first: each as small as divisors allow. Empty where there is none.
+std::vector<int> Sides(int count, int dimensions, int most) {
+  if (dimensions == 1) {
+    return count <= most ? std::vector{count} : std::vector<int>();
+  }
+  for (int side = 1; side <= std::min(count, most); ++side) {
+    if (count % side != 0) continue;
+    std::vector<int> sides = Sides(count / side, dimensions - 1, side);
+    if (sides.empty()) continue;
+    sides.insert(sides.begin(), side);
+    return sides;
+  }
+  return {};
 }
 
 }  // namespace
@@ -36,7 +41,7 @@ void ConnectTorus(Cluster& cluster,
       AddTrunk(cluster, nic_link, static_cast<double>(nics.front().size()));
   // Nodes count along the last dimension first.
   int stride = nodes;
-  for (int side : Sides(nodes, dimensions)) {
+  for (const int side : Sides(nodes, dimensions, nodes)) {
     stride /= side;
     if (side == 1) continue;
     for (int node = 0; node < nodes; ++node) {

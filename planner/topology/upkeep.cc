@@ -4,6 +4,8 @@
 #include <array>
 #include <string>
 
+#include "planner/base/append.h"
+
 namespace tessera {
 namespace {
 
@@ -50,29 +52,30 @@ constexpr std::array kPower = {
           "NVIDIA K80 datasheet (2014), half of the board's 300 W"},
 };
 
-struct Price {
+struct Instance {
   std::string_view topology;
-  double instance;  // USD/h
+  std::string_view device;
   int gpus;
+  double price;  // USD/h; 0: not known
 };
 
-// On demand, Linux, us-east-1, at the instances' launch (AWS's announcements;
-// prices fall later).
-constexpr std::array kPrices = {
-    Price{"p3.16xlarge", 24.48, 8},  Price{"p4d.24xlarge", 32.77, 8},
-    Price{"p5.48xlarge", 98.32, 8},  Price{"g4dn.12xlarge", 3.912, 4},
-    Price{"g5.48xlarge", 16.288, 8}, Price{"g6.48xlarge", 13.35, 8},
+// AWS's. Prices: on demand, Linux, us-east-1, at the instances' launch (AWS's
+// announcements; prices fall later).
+constexpr std::array kInstances = {
+    Instance{"p3.16xlarge", "v100-sxm2-16gb", 8, 24.48},
+    Instance{"p4d.24xlarge", "a100-sxm4-40gb", 8, 32.77},
+    Instance{"p5.48xlarge", "h100-sxm5-80gb", 8, 98.32},
+    Instance{"p5en.48xlarge", "h200-sxm5-141gb", 8, 0},
+    Instance{"p6-b200.48xlarge", "b200-sxm-180gb", 8, 0},
+    Instance{"g4dn.12xlarge", "t4-16gb", 4, 3.912},
+    Instance{"g5.48xlarge", "a10g-24gb", 8, 16.288},
+    Instance{"g6.48xlarge", "l4-24gb", 8, 13.35},
 };
 
 // Llama Team, "The Llama 3 Herd of Models" (2024), table 5: 419 unexpected
 // interruptions in 54 days on 16,384 GPUs.
 constexpr std::string_view kHopper = "h100-sxm5-80gb";
 constexpr double kHopperMtbf = 54.0 * 86400 * 16384 / 419;
-
-void Append(std::string& text, std::string_view more) {
-  if (!text.empty()) text += "; ";
-  text += more;
-}
 
 }  // namespace
 
@@ -88,21 +91,31 @@ void SetUpkeep(std::string_view topology, Cluster& cluster) {
     const auto power = std::ranges::find(kPower, type.name, &Power::device);
     if (power != kPower.end()) {
       upkeep.power = power->watts;
-      Append(upkeep.source, "power of the board: ");
+      AppendTo(upkeep.source, "; ", "power of the board: ");
       upkeep.source += power->source;
     }
-    const auto price = std::ranges::find(kPrices, topology, &Price::topology);
-    if (price != kPrices.end()) {
-      upkeep.price = price->instance / price->gpus;
-      Append(upkeep.source,
-             "price: AWS on demand, us-east-1, at the launch of the instance");
+    const auto instance =
+        std::ranges::find(kInstances, topology, &Instance::topology);
+    if (instance != kInstances.end() && instance->price > 0) {
+      upkeep.price = instance->price / instance->gpus;
+      AppendTo(
+          upkeep.source, "; ",
+          "price: AWS on demand, us-east-1, at the launch of the instance");
     }
     if (type.name == kHopper) {
       upkeep.mtbf = kHopperMtbf;
-      Append(upkeep.source,
-             "failures: Llama 3 (2024), 419 in 54 days on 16,384 GPUs");
+      AppendTo(upkeep.source, "; ",
+               "failures: Llama 3 (2024), 419 in 54 days on 16,384 GPUs");
     }
   }
+}
+
+int InstanceDevices(std::string_view topology, std::string_view device) {
+  const auto instance =
+      std::ranges::find_if(kInstances, [&](const Instance& row) {
+        return row.topology == topology && row.device == device;
+      });
+  return instance == kInstances.end() ? 0 : instance->gpus;
 }
 
 }  // namespace tessera

@@ -15,4 +15,8 @@ double BoardWatts(std::string_view device);
 // from none ("": no price); figures that no table has stay 0.
 void SetUpkeep(std::string_view topology, Cluster& cluster);
 
+// How many devices of the type `device` are rented together as one instance
+// called `topology`; 0 where there is no such instance.
+int InstanceDevices(std::string_view topology, std::string_view device);
+
 }  // namespace tessera

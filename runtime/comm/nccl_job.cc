@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <thread>
+#include <vector>
 
 #include "planner/base/check.h"
 #include "runtime/comm/deadline.h"
@@ -43,6 +45,19 @@ constexpr double kStopPatience = 1;
 // A store that does not answer for so long has no say in who tells of a stall.
 constexpr std::chrono::seconds kAnswerPatience{1};
 
+// The first in which the communicators of a group are aborted together.
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 22, 0),
+              "NCCL 2.22 or later is needed");
+
+// NCCL waits for the kernels of a communicator that it aborts, and these may
+// wait, on a queue or for memory, for those of another one: all are told to
+// stop before any is waited for, which NCCL does in a group.
+void Abort(std::span<const ncclComm_t> comms) {
+  (void)ncclGroupStart();
+  for (ncclComm_t comm : comms) (void)ncclCommAbort(comm);
+  (void)ncclGroupEnd();
+}
+
 }  // namespace
 
 NcclJob::NcclJob(int rank, int size, Store& store, CudaDevice& device,
@@ -75,14 +90,19 @@ Result<void> NcclJob::Open(std::function<Result<void>()> push) {
 void NcclJob::Close() {
   const Clock::time_point end = Clock::now() + kCloseTime;
   for (ncclComm_t comm : comms_) (void)ncclCommFinalize(comm);
+  std::vector<ncclComm_t> stuck;
+  std::vector<ncclComm_t> ended;
   for (ncclComm_t comm : comms_) {
     ncclResult_t state = ncclInProgress;
     while (ncclCommGetAsyncError(comm, &state) == ncclSuccess &&
            state == ncclInProgress && Clock::now() < end) {
       std::this_thread::sleep_for(kPause);
     }
-    (void)(state == ncclSuccess ? ncclCommDestroy(comm) : ncclCommAbort(comm));
+    (state == ncclSuccess ? ended : stuck).push_back(comm);
   }
+  // First, as to destroy frees memory and may wait for the device.
+  Abort(stuck);
+  for (ncclComm_t comm : ended) (void)ncclCommDestroy(comm);
   comms_.clear();
   device_.set_while_waiting(nullptr);
   store_.set_timeout(store_timeout_);
@@ -119,7 +139,7 @@ Error NcclJob::Fail(Error error) {
     const auto told = why ? UnpackError(*why) : std::nullopt;
     if (told) failure_ = told;
   }
-  for (ncclComm_t comm : comms_) (void)ncclCommAbort(comm);
+  Abort(comms_);
   comms_.clear();
   return *failure_;
 }
@@ -304,10 +324,10 @@ Result<ncclComm_t> NcclJob::Connect(const std::string& key, int rank, int size,
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   ncclComm_t comm = nullptr;
-  TESSERA_RETURN_IF_ERROR(
-      NcclOk(ncclCommInitRankConfig(&comm, size, id, rank, &config), nullptr,
-             "ncclCommInitRankConfig"));
-  comms_.push_back(comm);
+  const ncclResult_t begun =
+      ncclCommInitRankConfig(&comm, size, id, rank, &config);
+  if (comm != nullptr) comms_.push_back(comm);  // also where that fails
+  TESSERA_RETURN_IF_ERROR(NcclOk(begun, nullptr, "ncclCommInitRankConfig"));
   if (wait) TESSERA_RETURN_IF_ERROR(Settle(comm, who));
   return comm;
 }

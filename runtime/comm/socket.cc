@@ -36,16 +36,16 @@ int Resolve(const char* host, int port, AddressList& list) {
   return getaddrinfo(host, std::to_string(port).c_str(), &hints, &list.first);
 }
 
-std::string UnknownHost(const Endpoint& endpoint, int status) {
-  return Text(
-      "cannot find the host '", endpoint.host, "' of rank 0: ",
-      status == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(status));
-}
-
-// Whether a name may have an address later: in some clusters it has none until
-// its host has come.
-bool MayResolveLater(int status) {
-  return status == EAI_AGAIN || status == EAI_NONAME || status == EAI_NODATA;
+// Of a host without an address, by the status. In some clusters a name has one
+// only some time after its host has come.
+Result<Attempt> UnknownHost(const Endpoint& endpoint, int status) {
+  std::string trouble =
+      Text("cannot find the host '", endpoint.host, "' of rank 0: ",
+           status == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(status));
+  const bool may_resolve_later =
+      status == EAI_AGAIN || status == EAI_NONAME || status == EAI_NODATA;
+  if (!may_resolve_later) return Unavailable(std::move(trouble));
+  return Attempt{FileDescriptor(), std::move(trouble), /*unresolved=*/true};
 }
 
 bool IsLoopback(const sockaddr* address) {
@@ -108,12 +108,12 @@ void SetNoDelay(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-Result<FileDescriptor> Listen(const Endpoint& at) {
+Result<Attempt> Listen(const Endpoint& at) {
   AddressList named, all;
   int status = Resolve(at.host.c_str(), at.port, named);
   const bool everywhere = status == 0 && IsLoopbackOnlyHere(at.host, named);
   if (everywhere) status = Resolve(nullptr, at.port, all);
-  if (status != 0) return Unavailable(UnknownHost(at, status));
+  if (status != 0) return UnknownHost(at, status);
   int error = 0;
   for (const addrinfo* a = everywhere ? all.first : named.first; a != nullptr;
        a = a->ai_next) {
@@ -125,7 +125,7 @@ Result<FileDescriptor> Listen(const Endpoint& at) {
         setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
         bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
         listen(fd.get(), SOMAXCONN) == 0) {
-      return fd;
+      return Attempt{std::move(fd), ""};
     }
     error = errno;
   }
@@ -139,11 +139,7 @@ Result<Attempt> Connect(const Endpoint& to, Clock::time_point deadline,
                         const std::atomic<bool>* stop) {
   AddressList list;
   const int status = Resolve(to.host.c_str(), to.port, list);
-  if (status != 0) {
-    const std::string trouble = UnknownHost(to, status);
-    if (!MayResolveLater(status)) return Unavailable(trouble);
-    return Attempt{FileDescriptor(), trouble, /*unresolved=*/true};
-  }
+  if (status != 0) return UnknownHost(to, status);
   int error = 0;
   for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
     FileDescriptor fd(socket(a->ai_family,

@@ -31,19 +31,21 @@ struct Endpoint {
   int port = 0;
 };
 
-// A socket that listens there; on all addresses where a name that other hosts
-// may know is a loopback address on its own. kUnavailable: the host is unknown,
-// or the port is in use.
-Result<FileDescriptor> Listen(const Endpoint& at);
-
-// One attempt to connect.
+// One attempt to listen or to connect. What no later one would change is an
+// error, kUnavailable.
 struct Attempt {
-  FileDescriptor fd;        // that does not block; none: it is in vain
+  FileDescriptor fd;        // none: it is in vain
   std::string trouble;      // then
-  bool unresolved = false;  // its host has no address yet
+  bool unresolved = false;  // the host has no address yet
 };
-// What no later attempt would change is an error, kUnavailable: the host is
-// unknown for good, or this process has no file descriptor left.
+
+// A socket that listens there; on all addresses where a name that other hosts
+// may know is a loopback address on its own. Errors: the host is unknown for
+// good, or the port is in use.
+Result<Attempt> Listen(const Endpoint& at);
+
+// A socket that does not block. Errors: the host is unknown for good, or this
+// process has no file descriptor left.
 Result<Attempt> Connect(const Endpoint& to,
                         std::chrono::steady_clock::time_point deadline,
                         const std::atomic<bool>* stop);

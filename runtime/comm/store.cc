@@ -310,21 +310,31 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
         Text("the job id is longer than ", wire::kMaxKey, " bytes"));
   }
   const Endpoint endpoint = {options.host, options.port};
+  const auto serve = [&](FileDescriptor listener) {
+    return StoreServer::Start(std::move(listener), options.job_id,
+                              options.size);
+  };
   std::unique_ptr<StoreServer> server;
-  if (options.rank == 0) {
-    FileDescriptor listener(options.listen_fd);
-    if (options.listen_fd < 0) {
-      TESSERA_TRY(listener, Listen(endpoint));
-    }
-    TESSERA_TRY(server, StoreServer::Start(std::move(listener), options.job_id,
-                                           options.size));
+  if (options.rank == 0 && options.listen_fd >= 0) {
+    TESSERA_TRY(server, serve(FileDescriptor(options.listen_fd)));
   }
   const std::string address = Text(options.host, ":", options.port);
   const Clock::time_point begin = Clock::now();
   const Clock::time_point deadline = begin + Milliseconds(options.timeout);
+  // Rank 0's host may have no address yet, also for rank 0 itself.
+  const std::string who = options.rank == 0 ? "its host's address" : "rank 0";
   bool told = false;
   for (;;) {
-    TESSERA_TRY(Attempt attempt, Connect(endpoint, deadline, options.stop));
+    Attempt attempt;
+    if (options.rank == 0 && server == nullptr) {
+      TESSERA_TRY(attempt, Listen(endpoint));
+      if (attempt.fd.is_open()) {
+        TESSERA_TRY(server, serve(std::move(attempt.fd)));
+      }
+    }
+    if (options.rank != 0 || server != nullptr) {
+      TESSERA_TRY(attempt, Connect(endpoint, deadline, options.stop));
+    }
     if (attempt.fd.is_open()) {
       auto client = std::make_unique<Client>(std::move(attempt.fd), options,
                                              address, deadline);
@@ -336,31 +346,28 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
       // An earlier job's store that is ending, or another protocol.
       attempt.trouble = "who listens there closes the connection";
     }
-    // Where rank 0 itself has no such name nobody will come there.
-    if (attempt.unresolved && options.rank == 0) {
-      return Unavailable(attempt.trouble);
-    }
     if (options.stop != nullptr && options.stop->load()) {
-      return Interrupted(options.rank, "rank 0");
+      return Interrupted(options.rank, who);
     }
     const Clock::time_point now = Clock::now();
     if (now >= deadline) {
-      return Unavailable(Text("cannot reach rank 0 at ", address, " within ",
-                              options.timeout.seconds(),
+      return Unavailable(Text(options.rank == 0
+                                  ? "cannot serve the job's store at "
+                                  : "cannot reach rank 0 at ",
+                              address, " within ", options.timeout.seconds(),
                               " s: ", attempt.trouble));
     }
     if (!told && options.waiting &&
         now - begin >= Milliseconds(options.patience)) {
       told = true;
-      options.waiting(attempt.unresolved
-                          ? Text("rank 0 (", attempt.trouble, ")")
-                          : "rank 0");
+      options.waiting(attempt.unresolved ? Text(who, " (", attempt.trouble, ")")
+                                         : who);
     }
     const Clock::duration pause =
         attempt.unresolved ? Clock::duration(kNamePause) : kAttemptPause;
     if (Await(/*fd=*/-1, 0, std::min(deadline, now + pause), options.stop) ==
         Event::kStopped) {
-      return Interrupted(options.rank, "rank 0");
+      return Interrupted(options.rank, who);
     }
   }
 }

@@ -34,7 +34,7 @@ struct StoreOptions {
   // How long ranks may start apart, and how long rank 0 may take to answer.
   Duration timeout = Duration::FromSeconds(120);
   // Told "rank 0" once it has not come for `patience`, and why where its host
-  // has no address yet; or empty.
+  // has no address yet, for which rank 0 itself waits, too; or empty.
   std::function<void(const std::string& who)> waiting = {};
   Duration patience = Duration::FromSeconds(5);
   // Once true, waits end with kInterrupted within about 0.1 s, but for one for
@@ -46,7 +46,7 @@ class Store {
  public:
   // REQUIRES: 0 <= rank < size.
   // Errors (kUnavailable): the port is in use, nobody answers in time, the host
-  // is unknown (of other ranks than 0: until then), this process has no file
+  // is unknown until then, this process has no file
   // descriptor or thread left, who answers is not this job's store, or this
   // rank has come to it before. kInvalidInput: rank 0 has another `size`.
   // While ranks of its own have not come yet, such a size ends the job, and so

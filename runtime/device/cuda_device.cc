@@ -23,7 +23,7 @@
 namespace tessera {
 namespace {
 
-// Two hundred chunks fill an H200 of 141 GB; a category wastes half of one on
+// Some 260 chunks fill an H200 of 141 GB; a category wastes half of one on
 // average.
 constexpr int64_t kChunkBytes = int64_t{512} << 20;
 

@@ -73,7 +73,7 @@ class RankDevice {
   virtual void Zero(void* data, Bytes size) = 0;
   // The two sides do not overlap.
   virtual void Copy(void* to, const void* from, const StridedCopy& copy) = 0;
-  // To and from host memory. They wait for the copy to end.
+  // To and from host memory, which is the caller's again when they return.
   virtual void Write(void* device_to, const void* host_from, Bytes size) = 0;
   virtual void Read(void* host_to, const void* device_from, Bytes size) = 0;
 

@@ -88,20 +88,54 @@ void BM_SimulatorLlama405B(benchmark::State& state) {
 }
 BENCHMARK(BM_SimulatorLlama405B)->Unit(benchmark::kMillisecond);
 
-// The ways to all-reduce over every device of a cluster, routes and all.
-void BM_Collective(benchmark::State& state) {
+// The ways to do `kind` over every device of a cluster, routes and all.
+void RunCollective(benchmark::State& state, CommKind kind,
+                   const std::string& preset, const std::string& network) {
   const Cluster cluster =
-      MakeCluster("dgx-h100:" + std::to_string(state.range(0) / 8)).value();
+      MakeCluster(preset + ":" + std::to_string(state.range(0) / 8) + network)
+          .value();
   std::vector<DeviceId> ranks;
   for (size_t d = 0; d < cluster.devices.size(); ++d) ranks.emplace_back(d);
   for (auto _ : state) {
     const CollectiveModel model(cluster);
-    benchmark::DoNotOptimize(
-        model.Options(CommKind::kAllReduce, std::span(&ranks, 1)));
+    benchmark::DoNotOptimize(model.Options(kind, std::span(&ranks, 1)));
   }
   state.SetComplexityN(state.range(0));
 }
+
+void BM_Collective(benchmark::State& state) {
+  RunCollective(state, CommKind::kAllReduce, "dgx-h100", "");
+}
 BENCHMARK(BM_Collective)
+    ->RangeMultiplier(4)
+    ->Range(64, 16384)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
+
+// Nodes that are all unlike.
+void BM_CollectiveOnTorus(benchmark::State& state) {
+  RunCollective(state, CommKind::kAllReduce, "dgx-h100", "@torus");
+}
+BENCHMARK(BM_CollectiveOnTorus)
+    ->RangeMultiplier(4)
+    ->Range(64, 16384)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
+
+// Hosts whose rings are looked for among direct links.
+void BM_CollectiveOnMeshes(benchmark::State& state) {
+  RunCollective(state, CommKind::kAllReduce, "dgx1-v100-32gb", "");
+}
+BENCHMARK(BM_CollectiveOnMeshes)
+    ->RangeMultiplier(4)
+    ->Range(64, 16384)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
+
+void BM_Exchange(benchmark::State& state) {
+  RunCollective(state, CommKind::kAllToAll, "dgx-h100", "");
+}
+BENCHMARK(BM_Exchange)
     ->RangeMultiplier(4)
     ->Range(64, 16384)
     ->Unit(benchmark::kMillisecond)

@@ -36,6 +36,9 @@ for kind in $(json '" ".join(row["name"] for row in j["rows"])' \
   json "j['kind'] == '$kind' and len(j['rows']) > 0" "$work/list" >/dev/null
   "$tessera" list "$kind" >"$work/list" || fail "list $kind"
 done
+"$tessera" list networks --json >"$work/list"
+json 'any("fat-tree:N says how much less the spine carries" in e["summary"]
+  for e in j["rows"])' "$work/list" >/dev/null
 "$tessera" list topologies | grep -q "^dgx-a100-80gb " || fail "topologies"
 
 "$tessera" help | cmp - "$work/help" || fail "help"

@@ -163,6 +163,13 @@ grep -q "collective direct has no effect" "$work/stderr.direct" ||
 grep -q "has no effect" "$work/stderr.hierarchical" &&
   fail "--collective hierarchical"
 
+# Documents end in a token of the vocabulary, whether they are run or not.
+for verb in simulate explain "search --proposals 1 -o $work/none.json"; do
+  # shellcheck disable=SC2086 # a verb and its flags
+  fails 2 "--end-of-text: is 99999: expected less than the vocabulary size" \
+    $verb "${tiny[@]}" --cluster local-cpu:2 --end-of-text 99999
+done
+
 # What does not fit is a result, with reasons, and exit code 3.
 big=(--model "$examples/models/llama-3-70b/config.json"
   --cluster dgx-a100-40gb:1 --global-batch 8 --seq-len 128)
@@ -181,3 +188,37 @@ does_not_fit search --model "$examples/models/gpt2-xl/config.json" \
   --chains 1 --forbid offload --json -o "$work/none.json"
 check 'j["feasible"] is False and "plan_file" not in j'
 [[ ! -e $work/none.json ]] || fail "a plan that does not fit was written"
+
+# A host with fewer cores than local-cpu:N, of which each rank has one.
+many=$((2 * $(nproc)))
+cores=("${tiny[@]:0:2}" --global-batch "$many" --seq-len 16
+  --cluster "local-cpu:$many")
+for verb in simulate "explain --time-limit 0.1" \
+  "search --proposals 1 --chains 1 -o $work/cores.json"; do
+  # shellcheck disable=SC2086 # a verb and its flags
+  "$tessera" $verb "${cores[@]}" >/dev/null 2>"$work/stderr"
+  grep -q "and $many ranks share $(nproc) here: 'tessera discover --nproc $many'" \
+    "$work/stderr" || fail "$verb: cores are shared: $(cat "$work/stderr")"
+done
+"$tessera" simulate "${tiny[@]}" --cluster local-cpu:1 >/dev/null \
+  2>"$work/stderr"
+[[ ! -s $work/stderr ]] || fail "a core of its own: $(cat "$work/stderr")"
+
+# A profile that has next to nothing of the plan.
+cat >"$work/one-row.profile.txtpb" <<'END'
+schema_version: 1
+rows { name: "gelu" dtype: "fp32" device: "cpu-core" ranks: 1 nodes: 1
+  rule: "bsh->bsh" extents: [1, 2, 3] median_seconds: 1e-6 samples: 3 }
+END
+for verb in simulate "search --proposals 1 --chains 1 -o $work/one-row.json"; do
+  # shellcheck disable=SC2086
+  "$tessera" $verb "${tiny[@]}" --dtype fp32 --cluster local-cpu:1 \
+    --profile "$work/one-row.profile.txtpb" >/dev/null 2>"$work/stderr"
+  grep -q "% of the plan's task time is of kernels and exchanges that --profile" \
+    "$work/stderr" || fail "$verb: hardly a profile: $(cat "$work/stderr")"
+done
+sed -i 's/cpu-core/h100/' "$work/one-row.profile.txtpb"
+"$tessera" simulate "${tiny[@]}" --dtype fp32 --cluster local-cpu:1 \
+  --profile "$work/one-row.profile.txtpb" >/dev/null 2>"$work/stderr"
+[[ $(wc -l <"$work/stderr") == 1 ]] ||
+  fail "of another device, said twice: $(cat "$work/stderr")"

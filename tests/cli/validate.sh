@@ -120,6 +120,24 @@ for flag in --stack --threads; do
     validate "$collectives" $flag 3
 done
 
+# A row that is none, and one whose network no card has.
+columns=sweep_id,source,gpu,nodes,ranks,inter_link,collective,bytes
+columns+=,time_us_oop,busbw_oop,notes
+printf '%s\na,b,H100,1,8,,send_recv,1048576,100,,\n' $columns \
+  >"$work/pairs.csv"
+fails 2 "pairs.csv:2: ranks: is 8: expected 2 for send_recv" \
+  validate "$work/pairs.csv"
+python3 - "$work/rate.csv" $columns <<'PYTHON' || fail "rate.csv"
+import sys
+with open(sys.argv[1], "w", encoding="utf-8") as out:
+    out.write(f"{sys.argv[2]}\na,b,H100,2,16,NDR {'9' * 400} Gb/s,"
+              "all_reduce,1048576,100,,\n")
+PYTHON
+code=0
+"$tessera" validate "$work/rate.csv" >"$work/rate.txt" || code=$?
+[[ $code == 1 ]] || fail "exit code $code of a rate that no number holds"
+grep -q "expected 0.01 to 100000" "$work/rate.txt" || fail "no reason"
+
 head -n 1 "$table" >"$work/none.csv"
 fails 2 "no rows" validate "$work/none.csv"
 printf 'id,source\na,b\n' >"$work/short.csv"

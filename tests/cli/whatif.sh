@@ -46,6 +46,23 @@ sys.exit(0 if eval(sys.argv[1]) else 1)' "$1" "$work/out.csv" ||
 }
 csv 'len(rows) == 4 and rows[1]["feasible"] == "true"'
 csv 'float(rows[1]["step_time_s"]) > 0'
+csv 'rows[1]["kwh"] == "" and rows[3]["goodput"] == ""'
+whatif "${grid[@]}" --fast --tokens 1B --csv >"$work/out.csv"
+csv '0 < float(rows[1]["kwh_per_step"]) < float(rows[1]["kwh"])'
+csv '0 < float(rows[1]["goodput"]) <= 1'
+
+# A grid that has no answer ends as a cell that has none, and says which.
+code=0
+"$tessera" whatif "${what[@]}" "${on[@]}" --fast --set device.memory=1MB \
+  --vary nodes=1,3 --json >"$work/out.json" 2>"$work/stderr" || code=$?
+[[ $code == 3 ]] || fail "exit code $code of a grid in which nothing fits"
+grep -q "none of the 2 cells can run; nodes=1: does not fit: " "$work/stderr" ||
+  fail "$(cat "$work/stderr")"
+check 'len(j["cells"]) == 2 and j["cells"][0]["feasible"] is False'
+fails 2 "none of the 2 cells can be laid out; nodes=3: mbs=2 " \
+  whatif "${what[@]}" "${on[@]}" --fast --vary nodes=3,5
+fails 2 "whatif: nodes=3: mbs=2 " \
+  whatif "${what[@]}" "${on[@]}" --fast --vary nodes=3
 
 # Stacks as an axis, a file's nodes copied, plans handed out.
 "$tessera" discover --cluster dgx-a100-80gb:2 -o "$work/two.txtpb" >/dev/null
@@ -151,6 +168,13 @@ check 'j["cheapest"]["best"].endswith("dgx-a100-80gb.pbtxt")'
 fails 2 "gives all clusters one; for unlike ones" whatif "${what[@]}" --fast \
   --tokens 1B --cheapest dgx-a100-80gb:1,dgx-h100:1
 cp "$work/two.txtpb" "$work/two.cfg"
+sed 's/^name:.*/&\ncollective: "foo"/' "$work/two.txtpb" >"$work/foo.txtpb"
+for verb in whatif simulate; do
+  fails 2 "foo.txtpb: collective: unknown collective algorithm 'foo'" \
+    $verb "${what[@]}" --cluster "$work/foo.txtpb"
+done
+fails 2 "two.txtpb:4: a file lists its nodes: .* --set nodes=N" \
+  whatif "${what[@]}" --cluster "$work/two.txtpb:4"
 fails 2 "two.cfg: no preset, and no cluster file .* expected .txtpb, .textproto" \
   whatif "${what[@]}" --cluster "$work/two.cfg"
 
@@ -162,7 +186,12 @@ code=0
 [[ $code == 3 ]] || fail "exit code $code of a run that never ends"
 grep -q "the run never ends" "$work/stderr" || fail "$(cat "$work/stderr")"
 check '"never ends" in j["cells"][0]["problem"]'
-whatif "${never[@]}" --vary nodes=1,2 >"$work/out.txt"
+code=0
+"$tessera" whatif "${what[@]}" "${never[@]}" --vary nodes=1,2 \
+  >"$work/out.txt" 2>"$work/stderr" || code=$?
+[[ $code == 3 ]] || fail "exit code $code of runs that never end"
+grep -q "none of the 2 cells can run; nodes=1: the run never ends" \
+  "$work/stderr" || fail "$(cat "$work/stderr")"
 grep -q " never " "$work/out.txt" || fail "$(cat "$work/out.txt")"
 grep -q " inf" "$work/out.txt" && fail "$(cat "$work/out.txt")"
 
@@ -230,6 +259,16 @@ whatif "${on[@]}" --fast --set nodes=4 --fail node1 --fail node3.gpu0 --json \
   >"$work/out.json"
 check 'j["cells"][0]["devices"] == 16'
 check 'any("drained" in note for note in j["cells"][0]["notes"])'
+fails 2 "expected the 8 devices of dgx-a100-80gb:2 without node0" \
+  whatif "${what[@]}" --cluster dgx-a100-80gb:2 --fast --fail node0 \
+  --strategy dp=4
+# Healthy devices that nobody uses are paid for, as those of --replan are.
+for flag in "--strategy tp=8,mbs=1" --replan; do
+  # shellcheck disable=SC2086 # a flag and its value
+  whatif --cluster dgx-a100-80gb:4 --fast $flag --fail device17 --json \
+    --set device.price=2USD/h >"$work/out.json"
+  check 'j["cells"][0]["usd_per_hour"] == 3 * 8 * 2'
+done
 
 # Sensitivity, jitter, money.
 whatif "${on[@]}" --fast --sensitivity --jitter 5% --samples 10 --tokens 1B \
@@ -251,7 +290,24 @@ whatif --cluster dgx-a100-80gb:2 --plan "$work/plan.json" --vary nodes=1,4 \
 check '[c["devices"] for c in j["cells"]] == [8, 32]'
 check 'all("tp2" in c["strategy"] for c in j["cells"])'
 
-# Each cell's best plan is no worse than the strategy's.
+# What a plan does not heed is no label of a row.
+for flag in "--vary strategy.mbs=1,4" "--set strategy.tp=4" \
+  "--vary nodes=1,2 --vary strategy.tp=2,4"; do
+  # shellcheck disable=SC2086 # flags and their values
+  fails 2 "strategy.*: has no effect on the plan of --plan: give its strategy" \
+    whatif "${what[@]}" --cluster dgx-a100-80gb:2 --plan "$work/plan.json" $flag
+done
+
+# Each cell's best plan is no worse than the strategy's, which is one of those
+# that are compared, if it is one.
+fails 2 "expected the 16 devices" whatif "${what[@]}" --replan --fast \
+  --cluster dgx-a100-80gb:2 --strategy tp=3,dp=7,mbs=1000
+fails 2 "does not divide the 16 devices" whatif "${what[@]}" --replan --fast \
+  --cluster dgx-a100-80gb:2 --set strategy.tp=3
+whatif --cluster dgx-a100-80gb:2 --replan --fast --strategy tp=8,pp=2 \
+  --vary gpus=4,8 --json >"$work/out.json"
+check '["not compared" in " ".join(c["notes"]) for c in j["cells"]] == [True,
+  False]'
 whatif "${on[@]}" --replan --fast --json >"$work/replan.json"
 fast=$(json 'j["cells"][0]["step_time_s"]' "$work/fast.json")
 json "j['cells'][0]['step_time_s'] <= $fast" "$work/replan.json" >/dev/null
@@ -272,6 +328,16 @@ check 'j["cheapest"]["best"] in ("dgx-a100-80gb:1", "dgx-h100:1")'
 check 'j["cluster"] == "dgx-a100-80gb:1,dgx-h100:1"'
 whatif "${offers[@]}" --csv >"$work/out.csv"
 csv '[r["cluster"] for r in rows] == ["dgx-a100-80gb:1", "dgx-h100:1"]'
+
+# Instances are rented whole. A strategy is one however it is given.
+rented=(--cheapest "p5.48xlarge:1x4,p5.48xlarge:1" --tokens 1B --fast)
+whatif "${rented[@]}" --set strategy.mbs=1 --json >"$work/out.json"
+check '[o["usd_per_hour"] for o in j["cheapest"]["offers"]] == [98.32] * 2'
+check 'j["cheapest"]["best"] == "p5.48xlarge:1"'
+check '[o["strategy"][:8] for o in j["cheapest"]["offers"]] == ["dp4 tp1 ",
+  "dp8 tp1 "]'
+check '"instances are rented whole" in j["cheapest"]["offers"][0]["notes"][0]'
+check 'j["cheapest"]["offers"][1]["notes"] == []'
 
 # What does not fit says with which memory it does, and that is enough.
 small=(--fit --fast --set device.memory=2MB)
@@ -329,7 +395,7 @@ bad "unknown collective algorithm 'bogus'" --collective bogus
 bad "has a value already" --collective ring --vary collective=ring
 bad "does not end in .html" -o report.pdf
 bad "unknown strategy key 'tq'" --set strategy.tq=2
-bad "not a share such as" --scaling-limit 2
+bad "not a share above 0 and below 1, such as" --scaling-limit 2
 bad "unknown stack 'megatron'" --stack megatron
 # A strategy that cannot be laid out is bad input whatever is asked of it.
 for question in "--fast" "--fit" "--fit --jitter 5%" "--scaling-limit 0.5"; do
@@ -358,5 +424,15 @@ bad "start_seconds: is 1e\+308 s: expected less than" \
 bad "given twice" --slow device0=2x --slow device0=3x
 bad "has failed" --fail device1 --slow device1=2x
 bad "needs --jitter" --samples 5
+for share in 0% 300%; do
+  bad "'$share' is not a share above 0 and below 1" --jitter $share
+done
+bad "'0s' is not above 0: expected a time such as" --restart 0s
+bad "'5GB' is not a time such as" --restart 5GB
+bad "unknown dtype 'fp8'" --vary dtype=bf16,fp8
+bad "unknown collective algorithm 'foo'" --vary collective=ring,foo
+bad "strategy.tp: is '0': expected" --vary strategy.tp=1,0
+bad "model.heads: '0' is not a whole number" --vary model.heads=4,0
+bad "is 999999: expected less than the vocabulary size" --end-of-text 999999
 bad "one table" --csv --fit --scaling-limit 0.5
 bad "--json has" --csv --jitter 5%

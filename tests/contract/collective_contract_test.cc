@@ -554,8 +554,8 @@ TEST(CollectiveContract, NodeRingsVisitEachDeviceOnceAndShareNoLink) {
     const int n = std::min<int>(8, static_cast<int>(cluster->devices.size()));
     std::vector<DeviceId> devices;
     for (int d = 0; d < n; ++d) devices.emplace_back(d);
-    const std::vector<LinkId> direct = DirectLinks(*cluster);
-    const NodeOrders orders = NodeRings(*cluster, direct, devices);
+    const DirectLinks direct = DirectLinksOf(*cluster);
+    const NodeOrders orders = NodeRings(RatesAmong(direct, devices));
     ASSERT_FALSE(orders.rings.empty());
     for (const auto& ring : orders.rings) {
       EXPECT_EQ(std::set<int>(ring.begin(), ring.end()).size(), U(n))
@@ -564,23 +564,22 @@ TEST(CollectiveContract, NodeRingsVisitEachDeviceOnceAndShareNoLink) {
     if (!orders.meshed || orders.open_chain) continue;
     // Rings go at the rate of the slowest link; the three cycles of four GPUs
     // that are all joined share each link, and go at half of it.
-    std::map<std::pair<VertexId, VertexId>, double> bandwidth;
+    std::map<std::pair<DeviceId, DeviceId>, double> bandwidth;
     double unit = 1e30;
-    for (LinkId id : direct) {
-      const Link& link = cluster->links[id.index()];
-      const double own = cluster->link_types[U(link.type)].bandwidth.value;
-      bandwidth[{link.from, link.to}] += own;
-      unit = std::min(unit, own);
+    for (DeviceId from : devices) {
+      for (const DirectLink& link : direct[from.index()]) {
+        bandwidth[{from, link.to}] += link.bandwidth;
+        unit = std::min(unit, link.bandwidth);
+      }
     }
     if (topology.name == "p100-edr") unit /= 2;
-    std::map<std::pair<VertexId, VertexId>, int> rings;
+    std::map<std::pair<DeviceId, DeviceId>, int> rings;
     for (const auto& ring : orders.rings) {
       for (size_t i = 0; i < ring.size(); ++i) {
-        const auto vertex_at = [&](size_t at) {
-          const DeviceId device = devices[U(ring[at % ring.size()])];
-          return cluster->devices[device.index()].vertex;
+        const auto device_at = [&](size_t at) {
+          return devices[U(ring[at % ring.size()])];
         };
-        ++rings[{vertex_at(i), vertex_at(i + 1)}];
+        ++rings[{device_at(i), device_at(i + 1)}];
       }
     }
     for (const auto& [ends, count] : rings) {

@@ -449,6 +449,28 @@ std::string KilledRank(Rank& rank) {
               RankToldOf(result.error()).value_or(rank.me()), ")");
 }
 
+// Work of several communicators waits when a peer dies: what is sent on behind
+// what never comes, and a sum of a communicator made earlier behind both.
+std::string KilledBefore(Rank& rank) {
+  const ChannelEnd in = {.channel = 0, .from = 1, .to = 0};
+  const ChannelEnd out = {.channel = 1, .from = 0, .to = 1};
+  const ChannelEnd ends[] = {in, out};
+  const std::vector<int64_t> sizes[] = {{4}, {4}};
+  if (auto barrier = rank.all().Barrier(); !barrier) return "barrier";
+  if (auto opened = rank.all().OpenChannels(ends, sizes); !opened) {
+    return opened.error().ToString();
+  }
+  if (auto barrier = rank.all().Barrier(); !barrier) return "barrier";
+  if (rank.me() == 1) raise(SIGKILL);
+  float* const x = rank.Upload(std::vector<float>{1});
+  auto result = rank.all().RecvInTurn(x, 4, in);
+  if (result) result = rank.all().SendInTurn(x, 4, out);
+  if (result) result = rank.all().AllReduce(x, 1, DType::kFloat32);
+  if (result) result = rank.world.Flush();
+  rank.device.WaitForAll();
+  return result ? "no error" : "ended";
+}
+
 // Stands still for longer than a round trip to its store may ever take.
 std::string StoppedRankZero(Rank& rank) {
   RANK_EXPECT_OK(rank.all().Barrier());
@@ -473,12 +495,11 @@ constexpr Case kCases[] = {
     {"BadArguments", BadArguments},   {"CrossingSends", CrossingSends},
     {"MessagesMatch", MessagesMatch}, {"MessagesInTurn", MessagesInTurn},
 };
-constexpr Case kFailureCases[] = {{"Aborted", Aborted},
-                                  {"CutOff", CutOff},
-                                  {"LateRank", LateRank},
-                                  {"KilledRank", KilledRank},
-                                  {"StoppedRankZero", StoppedRankZero},
-                                  {"OtherSizes", OtherSizes}};
+constexpr Case kFailureCases[] = {
+    {"Aborted", Aborted},           {"CutOff", CutOff},
+    {"LateRank", LateRank},         {"KilledRank", KilledRank},
+    {"KilledBefore", KilledBefore}, {"StoppedRankZero", StoppedRankZero},
+    {"OtherSizes", OtherSizes}};
 
 // ---- The processes ----------------------------------------------------------
 
@@ -644,6 +665,11 @@ TEST_F(NcclFailureGpuTest, AKilledRankEndsTheOthers) {
   const auto results = RunRanks("KilledRank", 2, /*timeout=*/20);
   EXPECT_EQ(results[1], Text("killed by signal ", SIGKILL));
   EXPECT_THAT(results[0], HasSubstr("barrier of "));
+}
+
+// A rank that hangs is killed by its alarm.
+TEST_F(NcclFailureGpuTest, AKilledRankEndsWorkOfSeveralCommunicators) {
+  EXPECT_EQ(RunRanks("KilledBefore", 2, /*timeout=*/20)[0], "ended");
 }
 
 // Of two that see a third one die the first to say so is told of by the other.

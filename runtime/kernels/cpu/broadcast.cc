@@ -1,6 +1,7 @@
 // Arithmetic of two operands that are broadcast to the result. An adjoint sums
 // over the factors that its operand lacks.
 
+#include <cmath>
 #include <functional>
 
 #include "runtime/kernels/cpu/sum_over.h"
@@ -62,26 +63,30 @@ void DivideDy(const KernelCall& call) {
 
 template <typename T>
 void Maximum(const KernelCall& call) {
-  OfBoth<T>(call, [](const auto& v) { return v[0] > v[1] ? v[0] : v[1]; });
+  OfBoth<T>(call, [](const auto& v) {
+    return v[0] > v[1] || std::isnan(v[0]) ? v[0] : v[1];
+  });
 }
 
-// dy, own, other -> gradient of `own`.
+// dy, own, other -> gradient of `own`: all of dy where one is not a number.
 template <typename T>
 void MaximumDx(const KernelCall& call) {
   SumOver<T, 3>(call, [](const auto& v) {
-    return v[1] > v[2] ? v[0] : v[1] < v[2] ? T{0} : v[0] / 2;
+    return v[1] == v[2] ? v[0] / 2 : v[1] < v[2] ? T{0} : v[0];
   });
 }
 
 template <typename T>
 void Minimum(const KernelCall& call) {
-  OfBoth<T>(call, [](const auto& v) { return v[0] < v[1] ? v[0] : v[1]; });
+  OfBoth<T>(call, [](const auto& v) {
+    return v[0] < v[1] || std::isnan(v[0]) ? v[0] : v[1];
+  });
 }
 
 template <typename T>
 void MinimumDx(const KernelCall& call) {
   SumOver<T, 3>(call, [](const auto& v) {
-    return v[1] < v[2] ? v[0] : v[1] > v[2] ? T{0} : v[0] / 2;
+    return v[1] == v[2] ? v[0] / 2 : v[1] > v[2] ? T{0} : v[0];
   });
 }
 

@@ -98,16 +98,17 @@ void SiluDx(const KernelCall& call) {
   });
 }
 
+// Eigen's max() and min() give x where x is not a number.
 template <typename T>
 void Relu(const KernelCall& call) {
   Unary<T>(call, [](const Block<T>& x) -> Block<T> { return x.max(T{0}); });
 }
 
-// dy, x -> dx.
+// dy, x -> dx: as PyTorch's, dy where x is not a number.
 template <typename T>
 void ReluDx(const KernelCall& call) {
   Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
-    return (x > T{0}).select(dy, Block<T>::Zero());
+    return (x <= T{0}).select(Block<T>::Zero(), dy);
   });
 }
 

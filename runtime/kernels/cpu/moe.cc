@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #include "runtime/kernels/attributes.h"
 #include "runtime/kernels/cpu/call.h"
+#include "runtime/kernels/cpu/gemm.h"
 #include "runtime/kernels/cpu/vector.h"
 #include "runtime/kernels/losses.h"
 
@@ -106,6 +108,15 @@ double Divisor(const KernelCall& call, const Route& route) {
   return sum / scale;
 }
 
+// Calls f(begin, end) for ranges of the tokens, or of what else has one row of
+// scores, on the threads of the call.
+template <typename F>
+void ForEachTokens(const KernelCall& call, int64_t tokens, int64_t experts,
+                   F f) {
+  constexpr int64_t kOfScore = 16;  // a score takes as long as so many sums
+  ForEachRange(call, tokens, RowGrain(kOfScore * experts), f);
+}
+
 // logits[b, s, e] -> weights[b, s, k], slots[b, s, k]. A shard of k has some of
 // the choices.
 void Gate(const KernelCall& call) {
@@ -118,21 +129,38 @@ void Gate(const KernelCall& call) {
   const int64_t first = weights.offset.back();
   const int64_t width = weights.shape.back();
   const int64_t seq = logits.shape[1];
-  std::vector<int64_t> used(logits.shape[2]);
-  for (int64_t token = 0; token < logits.shape[0] * seq; ++token) {
-    if (token % seq == 0) std::fill(used.begin(), used.end(), 0);
-    const Route route = RouteOf(logits, token, routing);
-    const double divisor = Divisor(call, route);
-    for (int64_t k = 0; k < top_k; ++k) {
-      const int64_t expert = route.experts[k];
-      const int64_t place = used[expert]++;
-      if (k < first || k >= first + width) continue;
-      const int64_t i = token * width + k - first;
-      Put(weights, i, route.scores[expert] / divisor);
-      slots.as<int32_t>()[i] = static_cast<int32_t>(
-          place < capacity ? expert * capacity + place : -1);
+  const int64_t experts = logits.shape[2];
+  const int64_t samples = logits.shape[0];
+  std::vector<int64_t> chosen(samples * seq * top_k);
+  ForEachTokens(call, samples * seq, experts, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const Route route = RouteOf(logits, token, routing);
+      std::copy_n(route.experts.begin(), top_k, chosen.begin() + token * top_k);
+      const double divisor = Divisor(call, route);
+      for (int64_t k = first; k < first + width; ++k) {
+        Put(weights, token * width + k - first,
+            route.scores[route.experts[k]] / divisor);
+      }
     }
-  }
+  });
+  // An expert's places go to tokens in their order.
+  ForEachRange(
+      call, samples, RowGrain(seq * top_k), [&](int64_t begin, int64_t end) {
+        for (int64_t sample = begin; sample < end; ++sample) {
+          std::vector<int64_t> used(experts);
+          for (int64_t token = sample * seq; token < (sample + 1) * seq;
+               ++token) {
+            for (int64_t k = 0; k < top_k; ++k) {
+              const int64_t expert = chosen[token * top_k + k];
+              const int64_t place = used[expert]++;
+              if (k < first || k >= first + width) continue;
+              slots.as<int32_t>()[token * width + k - first] =
+                  static_cast<int32_t>(
+                      place < capacity ? expert * capacity + place : -1);
+            }
+          }
+        }
+      });
 }
 
 // dweights[b, s, k], logits -> dlogits. With w = p / d over the choices:
@@ -150,8 +178,8 @@ void GateDx(const KernelCall& call) {
   const int64_t experts = logits.shape.back();
   const bool renormalised = call.attribute("renormalise") != 0;
   const double scale = call.attribute("scale");
-  std::vector<double> g(experts);
-  for (int64_t token = 0; token < logits.elements() / experts; ++token) {
+  const int64_t tokens = logits.elements() / experts;
+  const auto of_token = [&](int64_t token, std::vector<double>& g) {
     const Route route = RouteOf(logits, token, routing);
     const std::vector<double>& p = route.scores;
     const double divisor = Divisor(call, route);
@@ -172,7 +200,11 @@ void GateDx(const KernelCall& call) {
       Put(dlogits, token * experts + e,
           p[e] * (routing.sigmoid ? (1 - p[e]) * g[e] : g[e] - sum));
     }
-  }
+  };
+  ForEachTokens(call, tokens, experts, [&](int64_t begin, int64_t end) {
+    std::vector<double> g(experts);
+    for (int64_t token = begin; token < end; ++token) of_token(token, g);
+  });
 }
 
 // ---- balance
@@ -204,11 +236,23 @@ Loads LoadsOf(const KernelCall& call, int64_t sample) {
   return load;
 }
 
+// Of all samples.
+std::vector<Loads> AllLoads(const KernelCall& call) {
+  const Shape& shape = call.operands[0].shape;
+  std::vector<Loads> loads(shape[0]);
+  ForEachTokens(call, shape[0], shape[1] * shape[2],
+                [&](int64_t begin, int64_t end) {
+                  for (int64_t b = begin; b < end; ++b) {
+                    loads[b] = LoadsOf(call, b);
+                  }
+                });
+  return loads;
+}
+
 // logits -> loss.
 void Balance(const KernelCall& call) {
   double loss = 0;
-  for (int64_t b = 0; b < call.operands[0].shape[0]; ++b) {
-    const Loads load = LoadsOf(call, b);
+  for (const Loads& load : AllLoads(call)) {
     for (size_t e = 0; e < load.share.size(); ++e) {
       loss += load.share[e] * load.probability[e];
     }
@@ -227,36 +271,38 @@ void BalanceDx(const KernelCall& call) {
       call.operands.size() > 1 ? Get(call.operands[1], 0) : 1;
   const double scale =
       loss_scale * BalanceScale(call) / static_cast<double>(seq);
-  for (int64_t b = 0; b < logits.shape[0]; ++b) {
-    const Loads load = LoadsOf(call, b);
-    for (int64_t token = b * seq; token < (b + 1) * seq; ++token) {
-      const Route route = RouteOf(logits, token, routing);
-      const std::vector<double>& p = route.scores;
-      double mean = 0;
-      for (int64_t e = 0; e < experts; ++e) {
-        mean += p[e] / route.total * load.share[e];
-      }
-      for (int64_t e = 0; e < experts; ++e) {
-        const double slope =
-            routing.sigmoid ? p[e] * (1 - p[e]) / route.total : p[e];
-        Put(call.results[0], token * experts + e,
-            scale * slope * (load.share[e] - mean));
-      }
-    }
-  }
+  const std::vector<Loads> loads = AllLoads(call);
+  ForEachTokens(
+      call, logits.shape[0] * seq, experts, [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token) {
+          const std::vector<double>& share = loads[token / seq].share;
+          const Route route = RouteOf(logits, token, routing);
+          const std::vector<double>& p = route.scores;
+          double mean = 0;
+          for (int64_t e = 0; e < experts; ++e) {
+            mean += p[e] / route.total * share[e];
+          }
+          for (int64_t e = 0; e < experts; ++e) {
+            const double slope =
+                routing.sigmoid ? p[e] * (1 - p[e]) / route.total : p[e];
+            Put(call.results[0], token * experts + e,
+                scale * slope * (share[e] - mean));
+          }
+        }
+      });
 }
 
 // ---- rows and slots
 
-// Calls f(row, choice, slot) for the choices of `slots` [b, n, k] whose slot
-// lies in the local block `at` of slots [e, b, c, h]: `row` counts (b, n),
-// `slot` counts (e, b, c).
+// Calls f(row, choice, slot) for the choices of rows [begin, end) of `slots`
+// [b, n, k] whose slot lies in the local block `at` of slots [e, b, c, h]:
+// `row` counts (b, n), `slot` counts (e, b, c).
 template <typename F>
-void ForEachSlot(const LocalTensor& slots, const LocalTensor& at, F f) {
+void ForEachSlot(const LocalTensor& slots, const LocalTensor& at, int64_t begin,
+                 int64_t end, F f) {
   const int64_t capacity = at.global_shape[2];
-  const int64_t rows = slots.shape[0] * slots.shape[1];
   const int64_t top_k = slots.shape[2];
-  for (int64_t row = 0; row < rows; ++row) {
+  for (int64_t row = begin; row < end; ++row) {
     const int64_t sample = row / slots.shape[1];
     for (int64_t k = 0; k < top_k; ++k) {
       const int64_t number = slots.as<const int32_t>()[row * top_k + k];
@@ -280,38 +326,67 @@ void AddRow(const T* from, T* to, int64_t width) {
   });
 }
 
-template <typename T>
-T* Cleared(const LocalTensor& tensor) {
-  std::fill_n(tensor.as<T>(), tensor.elements(), T{0});
-  return tensor.as<T>();
-}
-
 // x[b, t, h] (or, by choice, [b, t, k, h]), slots[b, t, k] -> [e, b, s, h].
+// Several rows may have one slot: threads share samples and columns.
 template <typename T, bool kByChoice>
 void ToSlots(const KernelCall& call) {
+  const LocalTensor& slots = call.operands[1];
   const LocalTensor& to = call.results[0];
   const int64_t width = to.shape.back();
+  const int64_t rows = slots.shape[1];  // of a sample
+  const int64_t samples = slots.shape[0];
+  const int64_t places = to.shape[2];
+  const int64_t blocks = DivideUp(width, kBlock);
   const T* const x = call.operands[0].as<const T>();
-  T* const y = Cleared<T>(to);
-  ForEachSlot(call.operands[1], to,
-              [&](int64_t row, int64_t choice, int64_t slot) {
-                const int64_t from = kByChoice ? choice : row;
-                AddRow(x + from * width, y + slot * width, width);
-              });
+  T* const y = to.as<T>();
+  const auto fill = [&](int64_t sample, int64_t first, int64_t count) {
+    for (int64_t e = 0; e < to.shape[0]; ++e) {
+      for (int64_t s = 0; s < places; ++s) {
+        const int64_t slot = (e * samples + sample) * places + s;
+        std::fill_n(y + slot * width + first, count, T{0});
+      }
+    }
+    ForEachSlot(slots, to, sample * rows, (sample + 1) * rows,
+                [&](int64_t row, int64_t choice, int64_t slot) {
+                  const int64_t from = kByChoice ? choice : row;
+                  AddRow(x + from * width + first, y + slot * width + first,
+                         count);
+                });
+  };
+  const int64_t block_elements = to.shape[0] * places * kBlock;
+  ForEachRange(call, samples * blocks, RowGrain(block_elements),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end;) {
+                   const int64_t sample = i / blocks;
+                   const int64_t next = std::min(end, (sample + 1) * blocks);
+                   const int64_t first = i % blocks * kBlock;
+                   const int64_t count =
+                       std::min(width - first, (next - i) * kBlock);
+                   fill(sample, first, count);
+                   i = next;
+                 }
+               });
 }
 
 // [e, b, s, h], slots[b, t, k] -> y[b, t, h] (or, by choice, [b, t, k, h]).
 template <typename T, bool kByChoice>
 void FromSlots(const KernelCall& call) {
+  const LocalTensor& slots = call.operands[1];
   const LocalTensor& from = call.operands[0];
   const int64_t width = from.shape.back();
+  const int64_t of_row = (kByChoice ? slots.shape[2] : 1) * width;
   const T* const x = from.as<const T>();
-  T* const y = Cleared<T>(call.results[0]);
-  ForEachSlot(call.operands[1], from,
-              [&](int64_t row, int64_t choice, int64_t slot) {
-                const int64_t to = kByChoice ? choice : row;
-                AddRow(x + slot * width, y + to * width, width);
-              });
+  T* const y = call.results[0].as<T>();
+  ForEachRange(call, slots.shape[0] * slots.shape[1],
+               RowGrain(slots.shape[2] * width),
+               [&](int64_t begin, int64_t end) {
+                 std::fill_n(y + begin * of_row, (end - begin) * of_row, T{0});
+                 ForEachSlot(slots, from, begin, end,
+                             [&](int64_t row, int64_t choice, int64_t slot) {
+                               const int64_t to = kByChoice ? choice : row;
+                               AddRow(x + slot * width, y + to * width, width);
+                             });
+               });
 }
 
 // z[b, s, k, h], weights[b, s, k] -> y[b, s, h].
@@ -322,7 +397,7 @@ void Combine(const KernelCall& call) {
   const int64_t width = call.results[0].shape.back();
   const T* const z = call.operands[0].as<const T>();
   T* const y = call.results[0].as<T>();
-  for (int64_t row = 0; row < weights.elements() / top_k; ++row) {
+  const auto of_row = [&](int64_t row) {
     ForEachBlock(width, [&](int64_t i, int64_t count) {
       Block<T> sum = Block<T>::Zero();
       for (int64_t k = row * top_k; k < (row + 1) * top_k; ++k) {
@@ -330,7 +405,11 @@ void Combine(const KernelCall& call) {
       }
       Store<T>(sum, count, y + row * width + i);
     });
-  }
+  };
+  ForEachRange(call, weights.elements() / top_k, RowGrain(top_k * width),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t row = begin; row < end; ++row) of_row(row);
+               });
 }
 
 // dy[b, s, h], weights[b, s, k] -> dz[b, s, k, h].
@@ -341,14 +420,18 @@ void CombineDx(const KernelCall& call) {
   const int64_t width = call.operands[0].shape.back();
   const T* const dy = call.operands[0].as<const T>();
   T* const dz = call.results[0].as<T>();
-  for (int64_t k = 0; k < weights.elements(); ++k) {
+  const auto of_choice = [&](int64_t k) {
     const T weight = static_cast<T>(Get(weights, k));
     const int64_t row = k / top_k;
     ForEachBlock(width, [&](int64_t i, int64_t count) {
       Store<T>(weight * Load(dy + row * width + i, count), count,
                dz + k * width + i);
     });
-  }
+  };
+  ForEachRange(call, weights.elements(), RowGrain(width),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t k = begin; k < end; ++k) of_choice(k);
+               });
 }
 
 // dy[b, s, h], z[b, s, k, h] -> dweights[b, s, k].
@@ -359,59 +442,63 @@ void CombineDw(const KernelCall& call) {
   const int64_t width = call.operands[0].shape.back();
   const T* const dy = call.operands[0].as<const T>();
   const T* const z = call.operands[1].as<const T>();
-  for (int64_t k = 0; k < dweights.elements(); ++k) {
+  const auto of_choice = [&](int64_t k) {
     const T* const a = dy + k / top_k * width;
     const T* const b = z + k * width;
     Put(dweights, k, Sum(width, [&](int64_t i) {
           return static_cast<double>(a[i]) * static_cast<double>(b[i]);
         }));
-  }
+  };
+  ForEachRange(call, dweights.elements(), RowGrain(width),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t k = begin; k < end; ++k) of_choice(k);
+               });
 }
 
 // ---- experts
 
-// The matrix of expert `e`: the last dimension, and all between.
+// The matrices of the experts, one behind the other: the columns are the last
+// dimension, the rows all between.
 template <typename T>
-ConstMatrixMap<T> Of(const LocalTensor& tensor, int64_t e) {
-  const int64_t columns = tensor.shape.back();
-  const int64_t rows = tensor.elements() / tensor.shape[0] / columns;
-  return {tensor.as<const T>() + e * rows * columns, rows, columns};
-}
+struct Matrices {
+  T* first = nullptr;
+  int64_t rows = 0;
+  int64_t columns = 0;
 
-template <typename T>
-MatrixMap<T> ResultOf(const KernelCall& call, int64_t e) {
-  const auto whole = Of<T>(call.results[0], e);
-  MatrixMap<T> result(const_cast<T*>(whole.data()), whole.rows(), whole.cols());
-  if (!call.accumulate) result.setZero();
-  return result;
+  explicit Matrices(const LocalTensor& tensor)
+      : first(tensor.as<T>()), columns(tensor.shape.back()) {
+    rows = tensor.elements() / tensor.shape[0] / columns;
+  }
+  MatrixView<std::remove_const_t<T>> Of(int64_t expert) const {
+    return {first + expert * rows * columns, columns, 1};
+  }
+};
+
+// y = a b of each expert, where either may be transposed first.
+template <typename T, bool kTransposedA, bool kTransposedB>
+void OfExperts(const KernelCall& call) {
+  const Matrices<const T> a(call.operands[0]);
+  const Matrices<const T> b(call.operands[1]);
+  const Matrices<T> y(call.results[0]);
+  const int64_t depth = kTransposedA ? a.rows : a.columns;
+  for (int64_t e = 0; e < call.results[0].shape[0]; ++e) {
+    Gemm(y.rows, y.columns, depth,
+         kTransposedA ? a.Of(e).Transposed() : a.Of(e),
+         kTransposedB ? b.Of(e).Transposed() : b.Of(e),
+         static_cast<const T*>(nullptr), call.accumulate,
+         y.first + e * y.rows * y.columns, call.threads);
+  }
 }
 
 // x[e, b, s, i], w[e, o, i] -> y[e, b, s, o].
 template <typename T>
-void ExpertLinear(const KernelCall& call) {
-  for (int64_t e = 0; e < call.results[0].shape[0]; ++e) {
-    ResultOf<T>(call, e).noalias() +=
-        Of<T>(call.operands[0], e) * Of<T>(call.operands[1], e).transpose();
-  }
-}
-
+constexpr auto ExpertLinear = OfExperts<T, false, true>;
 // dy, w -> dx.
 template <typename T>
-void ExpertLinearDx(const KernelCall& call) {
-  for (int64_t e = 0; e < call.results[0].shape[0]; ++e) {
-    ResultOf<T>(call, e).noalias() +=
-        Of<T>(call.operands[0], e) * Of<T>(call.operands[1], e);
-  }
-}
-
+constexpr auto ExpertLinearDx = OfExperts<T, false, false>;
 // dy, x -> dw.
 template <typename T>
-void ExpertLinearDw(const KernelCall& call) {
-  for (int64_t e = 0; e < call.results[0].shape[0]; ++e) {
-    ResultOf<T>(call, e).noalias() +=
-        Of<T>(call.operands[0], e).transpose() * Of<T>(call.operands[1], e);
-  }
-}
+constexpr auto ExpertLinearDw = OfExperts<T, true, false>;
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 // signals, which are planes of one row.
 
 #include <algorithm>
+#include <cmath>
 
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/vector.h"
@@ -41,14 +42,20 @@ void ForEachPlane(const KernelCall& call, const Planes& planes, F f) {
                });
 }
 
-// The place of the first of the largest elements of window (y, x).
+// The place of the first of the largest elements of window (y, x), or as in
+// PyTorch of the last one that is not a number.
 template <typename T>
 int64_t LargestOf(const Planes& planes, const T* plane, int64_t y, int64_t x) {
   int64_t largest = planes.y.Begin(y) * planes.x.in + planes.x.Begin(x);
+  T most = plane[largest];
   for (int64_t i = planes.y.Begin(y); i < planes.y.End(y); ++i) {
     for (int64_t j = planes.x.Begin(x); j < planes.x.End(x); ++j) {
       const int64_t at = i * planes.x.in + j;
-      if (plane[at] > plane[largest]) largest = at;
+      const T value = plane[at];
+      if (value <= most) continue;  // so two numbers take one comparison
+      if (std::isnan(most) && !std::isnan(value)) continue;
+      most = value;
+      largest = at;
     }
   }
   return largest;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "runtime/kernels/cpu/sum_over.h"
 
@@ -45,7 +46,7 @@ void ReduceMeanDx(const KernelCall& call) {
   SumByCount<T>(call, call.rule->operands[0]);
 }
 
-// x -> y.
+// x -> y; not a number where one of x is none.
 template <typename T>
 void ReduceMax(const KernelCall& call) {
   const std::array<Placed, 2> placed = {PlacedOperand(call, 0),
@@ -55,13 +56,14 @@ void ReduceMax(const KernelCall& call) {
   ForEachPoint(call, outer, inner.count, [&](int64_t, const Places& start) {
     T most = x[start[0]];
     ForEachPoint(inner, 0, inner.count, start, [&](int64_t, const Places& at) {
-      most = std::max(most, x[at[0]]);
+      const T value = x[at[0]];
+      if (value > most || std::isnan(value)) most = value;
     });
     call.results[0].as<T>()[start[1]] = most;
   });
 }
 
-// dy, x, y -> dx.
+// dy, x, y -> dx: as that of PyTorch's amax, not a number wherever y is none.
 template <typename T>
 void ReduceMaxDx(const KernelCall& call) {
   const std::array<Placed, 4> placed = {
@@ -77,8 +79,9 @@ void ReduceMaxDx(const KernelCall& call) {
                  [&](int64_t, const Places& at) { times += x[at[1]] == most; });
     const T share = static_cast<T>(
         static_cast<double>(call.operands[0].as<const T>()[start[0]]) / times);
+    const T rest = static_cast<T>(0 / times);
     ForEachPoint(inner, 0, inner.count, start, [&](int64_t, const Places& at) {
-      const T value = x[at[1]] == most ? share : T{0};
+      const T value = x[at[1]] == most ? share : rest;
       T& to = dx[at[3]];
       to = call.accumulate ? to + value : value;
     });

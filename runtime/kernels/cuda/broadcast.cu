@@ -1,6 +1,8 @@
 // Arithmetic of two operands that are broadcast to the result
 // (planner/ops/broadcast.cc).
 
+#include <cmath>
+
 #include "runtime/kernels/cuda/sum_over.h"
 
 namespace tessera {
@@ -30,23 +32,23 @@ struct QuotientDy {
 };
 struct Larger {
   __device__ float operator()(const float (&v)[2]) const {
-    return v[0] > v[1] ? v[0] : v[1];
+    return v[0] > v[1] || std::isnan(v[0]) ? v[0] : v[1];
   }
 };
-// dy, own, other -> gradient of `own`.
+// dy, own, other -> gradient of `own`: all of dy where one is not a number.
 struct LargerDx {
   __device__ float operator()(const float (&v)[3]) const {
-    return v[1] > v[2] ? v[0] : v[1] < v[2] ? 0.0f : v[0] / 2;
+    return v[1] == v[2] ? v[0] / 2 : v[1] < v[2] ? 0.0f : v[0];
   }
 };
 struct Smaller {
   __device__ float operator()(const float (&v)[2]) const {
-    return v[0] < v[1] ? v[0] : v[1];
+    return v[0] < v[1] || std::isnan(v[0]) ? v[0] : v[1];
   }
 };
 struct SmallerDx {
   __device__ float operator()(const float (&v)[3]) const {
-    return v[1] < v[2] ? v[0] : v[1] > v[2] ? 0.0f : v[0] / 2;
+    return v[1] == v[2] ? v[0] / 2 : v[1] > v[2] ? 0.0f : v[0];
   }
 };
 

@@ -60,13 +60,14 @@ struct SiluDx {
   }
 };
 
+// Keeps what is not a number, as Clip does.
 struct Relu {
-  __device__ float operator()(float x) const { return x > 0 ? x : 0; }
+  __device__ float operator()(float x) const { return x < 0 ? 0 : x; }
 };
 
 struct ReluDx {
   __device__ float operator()(float dy, float x) const {
-    return x > 0 ? dy : 0;
+    return x <= 0 ? 0 : dy;
   }
 };
 
@@ -204,8 +205,8 @@ struct Clip {
   float least;
   float most;
   __device__ float operator()(float x) const {
-    const float above = x > least ? x : least;
-    return above < most ? above : most;
+    const float above = x < least ? least : x;
+    return above > most ? most : above;
   }
 };
 struct ClipDx {

@@ -3,6 +3,7 @@
 // threads add to one. Formulas: runtime/kernels/cpu/pooling.cc.
 
 #include <algorithm>
+#include <cmath>
 
 #include "runtime/kernels/cuda/reduce.h"
 #include "runtime/kernels/window.h"
@@ -40,8 +41,8 @@ __device__ void ForEachElement(int64_t n, F f) {
   }
 }
 
-// The place in its plane of the first of the largest elements of window (y, x);
-// the plane begins at `plane`.
+// The place in its plane of the first of the largest elements of window (y, x),
+// or of the last one that is not a number; the plane begins at `plane`.
 template <typename T>
 __device__ int64_t LargestOf(const Planes& p, Elements<T> image, int64_t plane,
                              int64_t y, int64_t x) {
@@ -50,7 +51,7 @@ __device__ int64_t LargestOf(const Planes& p, Elements<T> image, int64_t plane,
   for (int64_t i = p.y.Begin(y); i < p.y.End(y); ++i) {
     for (int64_t j = p.x.Begin(x); j < p.x.End(x); ++j) {
       const float other = image.Get(plane + i * p.x.in + j);
-      if (!(other > value)) continue;
+      if (!(other > value || std::isnan(other))) continue;
       value = other;
       largest = i * p.x.in + j;
     }

@@ -1,6 +1,8 @@
 // Reductions over the factors that the result lacks. Formulas:
 // runtime/kernels/cpu/reduction.cc.
 
+#include <cmath>
+
 #include "runtime/kernels/cuda/sum_over.h"
 
 namespace tessera {
@@ -48,7 +50,7 @@ __global__ void MaxOfRows(Points outer, Points inner, Elements<T> x,
   float most = x.Get(start.of[0]);
   ForEachOfRow(inner, start, [&](const LoopPlaces& at) {
     const float value = x.Get(at.of[0]);
-    most = value > most ? value : most;
+    most = value > most || std::isnan(value) ? value : most;
   });
   most = Largest(most);
   if (threadIdx.x == 0) y.Set(start.of[1], most);
@@ -67,9 +69,11 @@ __global__ void MaxOfRowsDx(Points outer, Points inner, Elements<T> dy,
   ForEachOfRow(inner, start, [&](const LoopPlaces& at) {
     times += x.Get(at.of[1]) == most ? 1.0f : 0.0f;
   });
-  const float share = dy.Get(start.of[0]) / Sum(times);
+  times = Sum(times);
+  const float share = dy.Get(start.of[0]) / times;
+  const float rest = 0 / times;
   ForEachOfRow(inner, start, [&](const LoopPlaces& at) {
-    Put(dx, at.of[3], x.Get(at.of[1]) == most ? share : 0.0f, accumulate);
+    Put(dx, at.of[3], x.Get(at.of[1]) == most ? share : rest, accumulate);
   });
 }
 

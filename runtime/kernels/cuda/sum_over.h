@@ -3,6 +3,7 @@
 // files.
 
 #include <array>
+#include <cmath>
 
 #include "runtime/kernels/cuda/reduce.h"
 #include "runtime/kernels/points.h"
@@ -123,7 +124,8 @@ __device__ void ForEachOfRow(const Points& inner, const LoopPlaces& start,
 }
 
 __device__ inline float Largest(float value) {
-  return ReduceWarp(value, [](float a, float b) { return a > b ? a : b; });
+  return ReduceWarp(
+      value, [](float a, float b) { return a > b || std::isnan(a) ? a : b; });
 }
 
 }  // namespace tessera

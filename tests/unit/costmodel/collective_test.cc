@@ -99,6 +99,42 @@ TEST(CollectiveModel, LargeExchangesAreSampledEvenly) {
   }
 }
 
+// By way of the hosts' switches, too: of 300 hosts of four each rank sends to
+// 255, of 256 to all.
+TEST(CollectiveModel, LargeExchangesAcrossHostsAreSampledEvenly) {
+  for (const char* network : {"", "@fat-tree:2"}) {
+    std::vector<double> seconds;
+    for (const int nodes : {256, 300}) {
+      const Cluster cluster =
+          *MakeCluster("dgx-h100:" + std::to_string(nodes) + "x4" + network);
+      const CollectiveModel model(cluster, {"hierarchical-all-to-all", ""});
+      const std::vector<std::vector<DeviceId>> all = {Range(0, 4 * nodes)};
+      const CollectiveOption& option =
+          model.Options(CommKind::kAllToAll, all)[0];
+      EXPECT_EQ(option.algorithm, "hierarchical-all-to-all");
+      seconds.push_back(option.seconds_per_byte);
+    }
+    EXPECT_NEAR(seconds[1] / seconds[0], 1, 0.03) << network;
+  }
+}
+
+// So an exchange's sends are linear in its ranks.
+TEST(CollectiveModel, LargeExchangesHaveFewSends) {
+  CollectiveGroup group;
+  group.nodes.resize(1000);
+  for (auto& node : group.nodes) {
+    for (int i = 0; i < 2; ++i) node.push_back(group.ranks++);
+  }
+  for (const auto rounds : {HierarchicalExchangeRounds, DirectRounds}) {
+    size_t sends = 0;
+    for (const Round& round : rounds(CommKind::kAllToAll, group).rounds) {
+      sends += round.sends.size();
+    }
+    EXPECT_LE(sends, 256u * 2000);
+    EXPECT_GE(sends, 255u * 2000);
+  }
+}
+
 // Whatever the ranks are a multiple of: seven of eight receivers are on other
 // rails, behind a spine that carries a quarter of the NICs.
 TEST(CollectiveModel, LargeExchangesAreSampledEvenlyOverRails) {

@@ -120,11 +120,50 @@ TEST(Sources, MeasuredThenInterpolated) {
   // The same line up to a quarter and to four times of what was measured.
   EXPECT_NEAR(price(64).seconds, 4e-3, 1e-12);
   EXPECT_NEAR(price(1).seconds, 0.5e-3, 1e-12);
-  EXPECT_EQ(price(65).source, CostSource::kAnalytical);
+  EXPECT_EQ(price(65).source, CostSource::kExtrapolated);
   // Another type or device is another family.
   query.key = Linear(4);
   query.key.dtype = DType::kFloat64;
   EXPECT_EQ(PriceOf(query, &profile).source, CostSource::kAnalytical);
+}
+
+// Beyond its reach a profile's rate stays: an eighth of the stated one here, as
+// the slope at the end is 1. There is no step where the reach ends, and none of
+// it is what a kernel takes to start.
+TEST(Sources, FarFromTheRowsTheirRateStays) {
+  DeviceType device = Device();
+  const auto roofline = [&](int64_t rows) {
+    return *WorkOf(Linear(rows)) / 0.5e12 + 2e-6;
+  };
+  ProfileDb profile;
+  for (const int64_t rows : {1000, 2000}) {
+    profile.rows[Linear(rows)] = {8 * *WorkOf(Linear(rows)) / 0.5e12, 0, 5};
+  }
+  CostQuery query;
+  query.device = &device;
+  query.op_class = OpClass::kMatmul;
+  const auto price = [&](int64_t rows) {
+    query.key = Linear(rows);
+    query.flops = {*WorkOf(query.key)};
+    return PriceOf(query, &profile);
+  };
+  EXPECT_EQ(price(8000).source, CostSource::kInterpolated);
+  for (const int64_t rows : {8001, 100'000, 10'000'000}) {
+    EXPECT_EQ(price(rows).source, CostSource::kExtrapolated);
+    EXPECT_DOUBLE_EQ(price(rows).seconds,
+                     price(8000).seconds * roofline(rows) / roofline(8000));
+  }
+  EXPECT_NEAR(price(8001).seconds / price(8000).seconds, 8001.0 / 8000, 1e-4);
+  EXPECT_NEAR(price(10'000'000).seconds / (8 * roofline(10'000'000)), 1, 0.02);
+  // Below: 250 rows are the end.
+  EXPECT_EQ(price(249).source, CostSource::kExtrapolated);
+  EXPECT_DOUBLE_EQ(price(1).seconds,
+                   price(250).seconds * roofline(1) / roofline(250));
+  EXPECT_GT(price(1).seconds, 2e-6);
+  // A device whose kernels' times are fitted is priced by these.
+  device.generation = GpuGeneration::kHopper;
+  device.multiprocessors = 132;
+  EXPECT_EQ(price(8001).source, CostSource::kAnalytical);
 }
 
 // Two rows of nearly one size whose times differ by noise: a line through them
@@ -182,6 +221,16 @@ TEST(Sources, CollectivesAreLinearInBytes) {
   EXPECT_NEAR(price(10), 10e-6, 1e-15);    // never less than the smallest
   query.key = CollectiveKey(CommKind::kAllReduce, "device", 8, 1, {1000});
   EXPECT_EQ(PriceOf(query, &profile).seconds, 1);  // other ranks: the model
+  // A row with a rule is a kernel's, of whatever name.
+  ProfileKey kernel = key(0);
+  kernel.rule = "n->n";
+  kernel.extents = {5};
+  profile.rows[kernel] = {1e-9, 0, 5};
+  EXPECT_NEAR(price(1000), 10e-6, 1e-15);
+  EXPECT_NEAR(price(2000), 20e-6, 1e-15);
+  EXPECT_NEAR(price(5000), 50e-6, 1e-15);
+  profile.rows = {{kernel, {1e-9, 0, 5}}};
+  EXPECT_EQ(price(2000), 1);
 }
 
 // What disturbed a row does not make larger payloads cheaper, nor any payload

@@ -43,7 +43,14 @@ TEST(HostsPerChoice, IsTheMeanOfRandomChoices) {
         std::pair{Routing{8, 8, 4, 256}, 4},
         std::pair{Routing{8, 8, 4, 256}, 8},
         std::pair{Routing{8, 8, 4, 256}, 32},
-        std::pair{Routing{6, 8, 3, 256}, 16}, std::pair{Routing{2, 1, 1, 8}, 4},
+        std::pair{Routing{6, 8, 3, 256}, 16},
+        // Hosts that neither hold whole groups nor equal parts of one:
+        // DeepSeek-V2's router, among others.
+        std::pair{Routing{6, 8, 3, 160}, 5},
+        std::pair{Routing{6, 8, 3, 160}, 10},
+        std::pair{Routing{6, 8, 3, 160}, 20},
+        std::pair{Routing{4, 6, 2, 60}, 4}, std::pair{Routing{4, 3, 2, 24}, 2},
+        std::pair{Routing{4, 3, 1, 60}, 5}, std::pair{Routing{2, 1, 1, 8}, 4},
         std::pair{Routing{2, 1, 1, 8}, 8}}) {
     const int experts_in_all = static_cast<int>(routing.experts);
     const int group_size = experts_in_all / static_cast<int>(routing.groups);

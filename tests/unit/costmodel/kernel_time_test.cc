@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -77,6 +78,39 @@ TEST(MatmulSeconds, NeverBeatsTheDatasheetAndGrowsWithEveryExtent) {
 
 // 108 multiprocessors: 108 tiles of 256 x 128 are one wave, 109 more than one.
 // A long k makes the wave dominate: the step is seen.
+// A device whose kernels take longer to launch than its generation's do has
+// products and attentions that take as much longer; they never take less than
+// their work.
+TEST(KernelSeconds, LaunchesCount) {
+  for (const DeviceType& device : DeviceTypes()) {
+    if (!HasKernelTimes(device)) continue;
+    EXPECT_EQ(device.launch_overhead, KernelFloor(device.generation));
+    const MatmulShape product = {.m = 256, .n = 256, .k = 256};
+    AttentionShape attention;
+    attention.heads = attention.kv_heads = 8;
+    attention.queries = attention.keys = 256;
+    attention.qk_width = attention.v_width = 64;
+    attention.pairs = 256 * 256;
+    const auto seconds = [&](Duration launch) {
+      DeviceType changed = device;
+      changed.launch_overhead = launch;
+      return std::array{MatmulSeconds(changed, product, kIdle),
+                        AttentionSeconds(changed, attention, DType::kFloat16,
+                                         AttentionKernel::kFlash2, false)};
+    };
+    const auto usual = seconds(device.launch_overhead);
+    const auto slow = seconds(Duration::FromSeconds(1e-3));
+    const auto none = seconds(Duration{});
+    for (size_t i = 0; i < usual.size(); ++i) {
+      EXPECT_NEAR(slow[i] - usual[i], 1e-3 - device.launch_overhead.seconds(),
+                  1e-12)
+          << device.name;
+      EXPECT_LT(none[i], usual[i]) << device.name;
+      EXPECT_GT(none[i], 0) << device.name;
+    }
+  }
+}
+
 TEST(MatmulSeconds, AWaveMoreIsAStep) {
   const double one = Seconds("a100-sxm4-80gb", 1, 256, 128 * 108, 65536);
   const double less = Seconds("a100-sxm4-80gb", 1, 256, 128 * 107, 65536);

@@ -141,6 +141,9 @@ TEST(MeasuredMemory, IsByTheWordsOfTheRow) {
   run.notes = "mem=max_memory_reserved GiB worst rank";
   EXPECT_EQ(MeasuredMemoryOf(run).measure, MemoryMeasure::kReserved);
   EXPECT_EQ(MeasuredMemoryOf(run).bytes, Bytes{int64_t{2} << 30});
+  run.notes = "mem by nvidia-smi";
+  EXPECT_EQ(MeasuredMemoryOf(run).measure, MemoryMeasure::kDevice);
+  EXPECT_EQ(MeasuredMemoryOf(run).bytes, Bytes{int64_t{2} << 30});
 }
 
 }  // namespace

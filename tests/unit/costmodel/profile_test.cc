@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 ProfileDb Example() {
   ProfileDb profile;
-  profile.origin = {"a CPU", "2026-01-02", "Eigen 3.4.0", 4};
+  profile.origin = {"a CPU", "2026-01-02", "Eigen 3.4.0", 4, 2};
   ProfileKey kernel;
   kernel.name = "linear";
   kernel.device = "cpu-core";
@@ -74,6 +74,8 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
   EXPECT_EQ(ErrorOf("ranks_at_once: 4\n" + good), "");
   EXPECT_THAT(ErrorOf("ranks_at_once: -2\n" + good),
               HasSubstr("ranks_at_once: is -2: expected a number from 1"));
+  EXPECT_THAT(ErrorOf("threads: -2\n" + good),
+              HasSubstr("threads: is -2: expected a number from 0"));
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     text.replace(text.find(from), from.size(), to);
@@ -84,20 +86,29 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
   // 2^30 * 2^21 * 3 elements.
   EXPECT_THAT(with("[1, 2, 3]", "[1073741824, 2097152, 3]"),
               HasSubstr("rows[0].extents: a tensor of more than 2^50"));
-  for (const char* seconds : {"-1", "0", "nan", "inf", "1e308", "1.1e6"}) {
+  for (const std::string seconds :
+       {"-1", "0", "nan", "inf", "1e+30", "1100000"}) {
     EXPECT_THAT(with("1e-6", seconds),
-                HasSubstr("rows[0].median_seconds: must be positive, and at "
-                          "most 1e6"))
-        << seconds;
+                HasSubstr("rows[0].median_seconds: is " + seconds +
+                          ": expected a time above 0, at most 1e6"));
   }
   EXPECT_EQ(with("samples", "spread: 3 samples"), "");
-  for (const char* spread : {"-1", "nan", "inf"}) {
-    EXPECT_THAT(with("samples", "spread: " + std::string(spread) + " samples"),
-                HasSubstr("rows[0].spread: must be a number"))
-        << spread;
+  for (const std::string spread : {"-1", "nan", "inf"}) {
+    EXPECT_THAT(with("samples", "spread: " + spread + " samples"),
+                HasSubstr("rows[0].spread: is " + spread +
+                          ": expected a number from 0"));
   }
   EXPECT_THAT(with("samples", "payload_bytes: -5 samples"),
-              HasSubstr("rows[0].payload_bytes: must be at least 0"));
+              HasSubstr("rows[0].payload_bytes: is -5: expected a number from "
+                        "0"));
+  EXPECT_THAT(with("samples: 3", "samples: 0"),
+              HasSubstr("rows[0].samples: is 0: expected a number from 1"));
+  EXPECT_THAT(with("ranks: 1", "ranks: -1"),
+              HasSubstr("rows[0].ranks: is -1: expected a number from 1"));
+  EXPECT_THAT(with("nodes: 1", "nodes: 0"),
+              HasSubstr("rows[0].nodes: is 0: expected a number from 1"));
+  EXPECT_THAT(with("[1, 2, 3]", "[1, -2, 3]"),
+              HasSubstr("rows[0].extents[1]: is -2: expected a number from 1"));
   EXPECT_THAT(with("bsh->bsh", "bsh>bsh"), HasSubstr("rows[0].rule"));
   // An operator's cost needs the factors of its own rule.
   EXPECT_THAT(with("'gelu'", "'embedding'"), HasSubstr("rows[0].rule"));
@@ -124,7 +135,8 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
   EXPECT_THAT(exchange("all-reduce", "bf16", 1),
               HasSubstr("rows[0].dtype: is bf16: expected fp32"));
   EXPECT_THAT(exchange("all-reduce", "fp32", 0),
-              HasSubstr("rows[0].payload_bytes: must be at least 1"));
+              HasSubstr("rows[0].payload_bytes: is 0: expected a number from "
+                        "1"));
 }
 
 }  // namespace

@@ -244,6 +244,40 @@ TEST(Replay, RefusesWhatContradictsItself) {
   }
 }
 
+// What no model has is refused in the words of its column, however large.
+TEST(Replay, RefusesAbsurdNumbers) {
+  const auto refused = [](const auto& change) {
+    PublishedRun run = Selene22B();
+    change(run);
+    std::vector<std::string> assumptions;
+    const auto graph = GraphOf(run, assumptions);
+    return graph ? std::string() : graph.error().ToString();
+  };
+  for (const char* ffn :
+       {"9223372036854775807", "-9223372036854775807", "0", "1048577"}) {
+    for (const char* kv_heads : {"64", "8"}) {  // grouped heads: a gated layer
+      EXPECT_EQ(refused([&](PublishedRun& run) {
+                  run.ffn = ffn;
+                  run.kv_heads = kv_heads;
+                }),
+                "ffn: is " + std::string(ffn) +
+                    ": expected a whole number from 1 to 1048576");
+    }
+  }
+  EXPECT_EQ(refused([](PublishedRun& run) {
+              run.kv_heads = "MLA";
+              run.experts = 8;
+              run.ffn =
+                  "18432(dense first 3)/2048(expert)+"
+                  "9223372036854775807(shared)";
+            }),
+            "ffn: is 9223372036854775807(shared): expected a whole number from "
+            "1 to 1048576");
+  EXPECT_EQ(
+      refused([](PublishedRun& run) { run.global_batch = int64_t{1} << 31; }),
+      "global_batch: is 2147483648: expected at most 2147483647");
+}
+
 // Its four models' printed sizes in thousand millions, with the embedding tied
 // and 1,024 positions: 12 l h^2 + 13 l h + (V + 1024) h + 2 h.
 TEST(Replay, ZeroBubblesVocabularyGivesItsModelsSizes) {
@@ -425,6 +459,25 @@ TEST_F(PublishedRuns, NamesWhatIsWrong) {
   EXPECT_THAT(missing.error().ToString(), HasSubstr("no such column"));
   const auto none = ReadPublishedRuns(TempPath("there-is-none.csv"));
   ASSERT_FALSE(none);
+}
+
+// Bytes of it are counted by an int64.
+TEST_F(PublishedRuns, BoundsAmounts) {
+  const auto unread = [&](const std::string& memory) {
+    const auto runs = ReadPublishedRuns(
+        Write("id,source,locator,model,kv_heads,ffn,ffn_kind,gpu,intra_link,"
+              "inter_link,zero_stage,seq_parallel,recompute,precision,"
+              "flash_attn,status,overlap_notes,notes,group,layers,hidden,heads,"
+              "vocab,seq,experts,topk,gpus,gpus_per_node,global_batch,"
+              "micro_batch,tp,pp,vp,cp,ep,dp,time_any_s,full_config,mem_gb\n"
+              "a,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,," +
+              memory + "\n"));
+    EXPECT_TRUE(runs) << runs.error().ToString();
+    const auto& error = runs.value()[0].unread;
+    return error ? error->ToString() : std::string();
+  };
+  EXPECT_EQ(unread("79.5"), "");
+  EXPECT_EQ(unread("1e300"), "mem_gb: '1e300' is no number of at most 10^9");
 }
 
 }  // namespace

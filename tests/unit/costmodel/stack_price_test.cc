@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "costmodel/price.h"
 #include "costmodel/whatif/degrade.h"
+#include "planner/ir/cluster_lookup.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
 
@@ -34,10 +36,9 @@ class StackPriceTest : public ::testing::Test {
     return value;
   }
 
-  double Price(const Task& task, std::span<const Value> values,
-               const DeviceGroup& group, const Value* peer = nullptr) {
-    const Pricer pricer(graph_, cluster_, profile_ ? &*profile_ : nullptr, {},
-                        whole_ ? &*whole_ : nullptr);
+  TaskView ViewOf(const Pricer& pricer, const Task& task,
+                  std::span<const Value> values, const DeviceGroup& group,
+                  const Value* peer) {
     TaskView view;
     view.task = &task;
     view.values = values;
@@ -48,17 +49,51 @@ class StackPriceTest : public ::testing::Test {
       view.peer_group = &there_;
       view.pair_class = pricer.ClassOf(group, &there_);
     }
-    return pricer.Price(view).duration.seconds();
+    return view;
   }
 
-  double Send(int64_t elements, Pass pass) {
-    const Value value = WholeOf(elements, MemoryCategory::kActivation);
+  double Price(const Task& task, std::span<const Value> values,
+               const DeviceGroup& group, const Value* peer = nullptr) {
+    const Pricer pricer(graph_, cluster_, profile_ ? &*profile_ : nullptr, {},
+                        whole_ ? &*whole_ : nullptr);
+    return pricer.Price(ViewOf(pricer, task, values, group, peer))
+        .duration.seconds();
+  }
+
+  static Task SendTask(Pass pass) {
     Task task;
     task.kind = TaskKind::kSend;
     task.comm = CommKind::kSendRecv;
     task.pass = pass;
     task.reads = {ValueId(0)};
-    return Price(task, {&value, 1}, here_, &value);
+    return task;
+  }
+
+  double Send(int64_t elements, Pass pass) {
+    const Value value = WholeOf(elements, MemoryCategory::kActivation);
+    return Price(SendTask(pass), {&value, 1}, here_, &value);
+  }
+
+  // The most bytes that a forward send brings over a link between vertices of
+  // which names begin so.
+  double MostBytes(int64_t elements, std::string_view from,
+                   std::string_view to) {
+    const Value value = WholeOf(elements, MemoryCategory::kActivation);
+    const Task task = SendTask(Pass::kForward);
+    const Pricer pricer(graph_, cluster_, nullptr, {}, nullptr);
+    const TaskView view = ViewOf(pricer, task, {&value, 1}, here_, &value);
+    const Duration duration = pricer.Price(view).duration;
+    double most = 0;
+    for (const LinkUse& use : pricer.LinkUses(view, duration)) {
+      const Link& link = cluster_.links[use.link.index()];
+      if (!cluster_.vertices[link.from.index()].name.starts_with(from) ||
+          !cluster_.vertices[link.to.index()].name.starts_with(to)) {
+        continue;
+      }
+      most = std::max(most, use.utilisation * duration.seconds() *
+                                TypeOf(cluster_, link).bandwidth.value);
+    }
+    return most;
   }
 
   // Of so many parameters with as many elements each, cut over the ranks.
@@ -116,6 +151,20 @@ TEST_F(StackPriceTest, SendsCrossInParts) {
   EXPECT_EQ(Send(kElements, Pass::kBackward), whole);
   cluster_.stack.split_sends = SplitSends::kAlways;
   EXPECT_NEAR(Send(kElements, Pass::kBackward), quarter + gather, 2e-12);
+}
+
+// Of four ranks' four times 16 MiB two NICs of a PCIe switch carry half each;
+// in parts a quarter of that, and then each receiver sends three quarters of
+// the 16 MiB on to others through its switch.
+TEST_F(StackPriceTest, SendsInPartsLoadTheLinksOfTheGather) {
+  constexpr int64_t kElements = int64_t{1} << 22;
+  constexpr double kBytes = 4.0 * kElements;
+  EXPECT_NEAR(MostBytes(kElements, "node0.nic", "leaf"), kBytes, 1);
+  EXPECT_EQ(MostBytes(kElements, "node1.gpu", "node1.nvswitch"), 0);
+  cluster_.stack.split_sends = SplitSends::kForward;
+  EXPECT_NEAR(MostBytes(kElements, "node0.nic", "leaf"), kBytes / 4, 1);
+  EXPECT_NEAR(MostBytes(kElements, "node1.gpu", "node1.nvswitch"),
+              0.75 * kBytes, 1);
 }
 
 // Lists of four tensors for each of two parameters: 2 * 4 * 10 us. Small

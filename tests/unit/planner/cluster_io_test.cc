@@ -318,6 +318,10 @@ TEST(ClusterIo, LoadsPathsAndPresets) {
                   ": no preset, and no cluster file by its ending: expected "
                   ".txtpb, .textproto, .pbtxt, .json or .pb");
   }
+  // It has its numbers in it.
+  EXPECT_EQ(LoadCluster(path + ":4").error().ToString(),
+            path + ":4: a file lists its nodes: expected '" + path +
+                "' alone, in 'tessera whatif' with --set nodes=N for others");
 }
 
 TEST(ClusterIo, NamesFilePlaceAndMistake) {

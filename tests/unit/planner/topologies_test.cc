@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <set>
+#include <string>
 
 #include "planner/topology/gpus.h"
 #include "planner/topology/hardware.h"
@@ -57,6 +60,45 @@ TEST(Topologies, CubeMeshHasSixNvLinksPerGpu) {
   }
   EXPECT_EQ(nvlinks.size(), 8u);
   for (const auto& [vertex, count] : nvlinks) EXPECT_EQ(count, 6) << vertex;
+}
+
+// Nodes of which the last side's neighbours are next to each other, by sides as
+// near to each other as divisors allow: of all the largest is the smallest,
+// then the second. 42 are 7 x 3 x 2, joined by 42 + 42 + 21 cables.
+TEST(Topologies, ToriAreAsCubicAsTheirCounts) {
+  for (int nodes = 2; nodes <= 150; ++nodes) {
+    std::array<int, 3> sides = {nodes, 1, 1};
+    for (int a = 1; a <= nodes; ++a) {
+      for (int b = 1; b <= a && a * b <= nodes; ++b) {
+        const int c = nodes / (a * b);
+        if (a * b * c == nodes && c <= b) {
+          sides = std::min(sides, std::array{a, b, c});
+        }
+      }
+    }
+    std::set<int> expected;  // whom the first node is joined to
+    int cables = 0;
+    int stride = nodes;
+    for (const int side : sides) {
+      stride /= side;
+      if (side == 1) continue;
+      expected.insert({stride, (side - 1) * stride});
+      cables += side == 2 ? nodes / 2 : nodes;
+    }
+    const Cluster cluster =
+        *MakeCluster("p3.16xlarge:" + std::to_string(nodes) + "x1@torus");
+    std::set<int> joined;
+    int trunks = 0;
+    for (const Link& link : cluster.links) {
+      const std::string& from = cluster.vertices[link.from.index()].name;
+      const std::string& to = cluster.vertices[link.to.index()].name;
+      if (!from.starts_with("router") || !to.starts_with("router")) continue;
+      ++trunks;
+      if (from == "router0") joined.insert(std::stoi(to.substr(6)));
+    }
+    EXPECT_EQ(joined, expected) << nodes;
+    EXPECT_EQ(trunks, 2 * cables) << nodes;
+  }
 }
 
 TEST(Topologies, LocalCpuRanksShareOneHost) {

@@ -282,6 +282,30 @@ TEST(ProfileTest, LeavesOutWhatThereIsNoTimeFor) {
   EXPECT_EQ(result.left_out, cases.kernels.size() + cases.collectives.size());
 }
 
+// Five samples and a first run of a kernel of 200 s would take 1200 s.
+TEST(ProfileTest, LeavesOutWhatIsPredictedToTakeTooLong) {
+  ProfileCases cases = CasesOf(TinyGraph(), 1, "mbs=2");
+  size_t slow = 0;
+  for (auto& [key, kernel] : cases.kernels) {
+    EXPECT_TRUE(kernel.run_s > 0 || key.name == "copy") << key.name;
+    kernel.run_s = 10;
+    if (key.name != "linear") continue;
+    kernel.run_s = 200;
+    ++slow;
+  }
+  ASSERT_GT(slow, 0u);
+  ProfilerOptions options = Quick();
+  options.time_limit_s = 1199;
+  const ProfilerResult result = ProfileOnThreads(cases, 1, options);
+  EXPECT_EQ(result.left_out, slow);
+  EXPECT_EQ(result.measured,
+            cases.kernels.size() + cases.collectives.size() - slow);
+  for (const auto& [key, row] : result.profile.rows) {
+    EXPECT_NE(key.name, "linear");
+    EXPECT_EQ(row.samples, 5);
+  }
+}
+
 TEST(ProfileTest, HasTheSameRowsOnADeviceWithQueues) {
   const Graph graph = TinyGraph();
   const ProfileCases cases = CasesOf(graph, 2, "tp=2,mbs=2,sp=1");
@@ -355,15 +379,81 @@ TEST(ProfileTest, MessagesAreTimedByRanksThatExchangeThem) {
   // There and back take a millisecond; of three ranks two say so of a whole.
   EXPECT_DOUBLE_EQ(seconds(CommKind::kSendRecv, 2), 0.5e-3);
   EXPECT_DOUBLE_EQ(seconds(CommKind::kAllReduce, 3), 2e-3 / 3);
-  // 64 KiB of sets of two buffers.
+  // 64 KiB of sets of two buffers, and one more set.
   const auto& first = static_cast<const StoppedClock&>(*devices[0]);
-  EXPECT_THAT(first.sizes, ::testing::Contains(Bytes{1 << 16}));
+  EXPECT_THAT(first.sizes, ::testing::Contains(Bytes{(1 << 16) + (1 << 11)}));
 }
 
-TEST(SetsInTurnTest, FillWhatIsRotatedButAreNotTooMany) {
-  EXPECT_EQ(SetsInTurn(Bytes{1 << 20}, 1 << 18), 4);
-  EXPECT_EQ(SetsInTurn(Bytes{1 << 20}, 1 << 21), 1);
-  EXPECT_EQ(SetsInTurn(Bytes{1 << 20}, 1 << 10), kMostSets);
+// By its clock every sample takes 100,000 s.
+class SlowClock : public QueueCpuDevice {
+ public:
+  SlowClock() : QueueCpuDevice(1) {}
+  Result<Duration> Between(int, int) override {
+    return Duration::FromSeconds(1e5);
+  }
+};
+
+// Behind two first runs 1.35 of 1.55 million seconds are left for 13 samples of
+// twenty; a limit that is over leaves one.
+TEST(ProfileTest, SlowRunsAreFewer) {
+  ProfileCases cases = CasesOf(TinyGraph(), 1, "mbs=2");
+  cases.collectives.clear();
+  std::erase_if(cases.kernels,
+                [](const auto& kernel) { return kernel.first.name != "gelu"; });
+  ASSERT_EQ(cases.kernels.size(), 1u);
+  for (const auto& [limit, samples] :
+       {std::pair(1e9, 20), std::pair(1.55e6, 13), std::pair(1.5e5, 1)}) {
+    std::vector<std::unique_ptr<RankDevice>> devices;
+    auto device = std::make_unique<SlowClock>();
+    QueueDevice* queue = device.get();
+    devices.push_back(std::move(device));
+    ProfilerOptions options = Quick();
+    options.time_limit_s = limit;
+    const ProfilerResult result =
+        ProfileOn(cases, devices, MakeLoopbackWorlds({&queue, 1}), options);
+    ASSERT_EQ(result.profile.rows.size(), 1u) << limit;
+    EXPECT_EQ(result.profile.rows.begin()->second.samples, samples) << limit;
+  }
+}
+
+// As many bytes as are rotated lie between two runs on one set.
+TEST(SetsInTurnTest, AreColdAndNotTooMany) {
+  constexpr int64_t kMiB = 1 << 20;
+  EXPECT_EQ(SetsInTurn(Bytes{kMiB}, kMiB / 4), 5);
+  EXPECT_EQ(SetsInTurn(Bytes{kMiB}, kMiB / 4 + 256), 5);
+  EXPECT_EQ(SetsInTurn(Bytes{kMiB}, kMiB), 2);
+  EXPECT_EQ(SetsInTurn(Bytes{kMiB}, 3 * kMiB), 2);
+  EXPECT_EQ(SetsInTurn(Bytes{kMiB}, 4 * kMiB), 1);
+  EXPECT_EQ(SetsInTurn(Bytes{kMiB}, 1 << 10), kMostSets);
+  EXPECT_EQ(SetsInTurn(Bytes{0}, 1 << 10), 1);
+}
+
+// Where the operands and results of the runs lie.
+class PlacesDevice : public CpuDevice {
+ public:
+  void Launch(const Kernel& kernel, const KernelCall& call) override {
+    places.push_back(call.operands[0].data);
+    CpuDevice::Launch(kernel, call);
+  }
+  std::vector<void*> places;
+};
+
+// One of more than is rotated is not in the caches either.
+TEST(PreparedKernelTest, ARunWorksOnOtherBuffersThanTheOneBefore) {
+  for (const int64_t side : {16, 256}) {
+    const KernelCase::Buffer matrix = {
+        DType::kFloat32, {side, side}, {side, side}};
+    KernelCase gelu;
+    gelu.kernel = "gelu";
+    gelu.operands = {matrix};
+    gelu.results = {matrix};
+    PlacesDevice device;
+    const auto prepared =
+        PreparedKernel::Make(gelu, device, Bytes{1 << 18}).value();
+    prepared->Run();
+    prepared->Run();
+    EXPECT_NE(device.places[0], device.places[1]) << side;
+  }
 }
 
 // A message's pairs are neighbours: all on one node, all across, or not timed.
@@ -381,6 +471,57 @@ TEST(AddLadderTest, MessagesOfPairsThatAreAlike) {
   EXPECT_EQ(nodes("dgx-h100:2x2"), std::set{1});
   EXPECT_EQ(nodes("dgx-h100:2x1"), std::set{2});
   EXPECT_EQ(nodes("dgx-h100:2x3"), std::set<int>());
+}
+
+// Ranks have a share of four bytes at least of what is timed: of 512 ranks
+// others' rows begin at 4 KiB.
+TEST(AddLadderTest, SharesAreNotEmpty) {
+  ProfileCases cases;
+  AddLadder(LocalCpu(512), cases);
+  std::map<std::string, int64_t> least;
+  for (const auto& [key, seconds] : cases.collectives) {
+    if (key.ranks != 512) continue;
+    const auto [at, is_new] = least.emplace(key.name, key.payload.value);
+    if (!is_new) at->second = std::min(at->second, key.payload.value);
+  }
+  const std::map<std::string, int64_t> expected = {
+      {NameOf(CommKind::kAllReduce).data(), 1 << 10},
+      {NameOf(CommKind::kShift).data(), 1 << 10},
+      {NameOf(CommKind::kAllGather).data(), 1 << 12},
+      {NameOf(CommKind::kReduceScatter).data(), 1 << 12},
+      {NameOf(CommKind::kAllToAll).data(), 1 << 12}};
+  EXPECT_EQ(least, expected);
+}
+
+// Memory for the smaller ones alone.
+class SmallDevice : public CpuDevice {
+ public:
+  Result<void*> Allocate(Bytes size, MemoryCategory category) override {
+    if (size > Bytes{1 << 20}) {
+      return Error{ErrorCode::kUnavailable, "too large", ""};
+    }
+    return CpuDevice::Allocate(size, category);
+  }
+};
+
+TEST(ProfileTest, ProgressCountsWhatIsTooLarge) {
+  ProfileCases cases;
+  AddLadder(LocalCpu(1), cases);
+  ProfilerOptions options = Quick();
+  std::vector<size_t> done;
+  options.progress = [&](size_t i, size_t all) {
+    EXPECT_EQ(all, cases.kernels.size());
+    done.push_back(i);
+  };
+  std::vector<std::unique_ptr<RankDevice>> devices;
+  devices.push_back(std::make_unique<SmallDevice>());
+  const ProfilerResult result =
+      ProfileOn(cases, devices, MakeThreadWorlds(1), options);
+  EXPECT_GT(result.measured, 0u);
+  EXPECT_GT(result.too_large, 0u);
+  EXPECT_EQ(result.measured + result.too_large, cases.kernels.size());
+  EXPECT_EQ(done.size(), cases.kernels.size());
+  EXPECT_EQ(done.back(), cases.kernels.size());
 }
 
 TEST(ProfileTest, MeasuresNothingTwice) {

@@ -26,9 +26,12 @@ TEST(StepTimeBand, IsOfWhatTimesAreFrom) {
   const SourceShares analytical = {0.1, 0.2, 0.7};
   EXPECT_EQ(StepTimeBand(gpus, analytical).source,
             StepTimeBand("tessera").source);
-  EXPECT_EQ(StepTimeBand(cores, analytical).source,
-            StepTimeBand("tessera").source);
   const SourceShares measured = {0.6, 0.3, 0.1};
+  // No run on GPUs says how far off assumed cores are.
+  EXPECT_EQ(StepTimeBand(cores, analytical).source,
+            "tessera run without a profile, on a host of two cores");
+  EXPECT_GT(StepTimeBand(cores, analytical).median,
+            StepTimeBand(cores, measured).median);
   EXPECT_NE(StepTimeBand(gpus, measured).source.find("H200"),
             std::string::npos);
   EXPECT_LT(StepTimeBand(gpus, measured).median,

@@ -32,6 +32,7 @@ TEST(Degrade, ANicGoesAlone) {
   EXPECT_EQ(cluster.links.size(), links - 4);
   EXPECT_TRUE(Validate(cluster).empty());
   EXPECT_THAT(notes, ::testing::ElementsAre(HasSubstr("node1.nic0 failed")));
+  EXPECT_EQ(cluster.name, "dgx-a100-80gb:2 without node1.nic0");
 }
 
 TEST(Degrade, ANodeThatLosesADeviceIsDrained) {

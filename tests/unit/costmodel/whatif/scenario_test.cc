@@ -314,6 +314,48 @@ TEST(Scenario, WrongSettingsAreErrors) {
               HasSubstr("given twice"));
 }
 
+// A value that is none on any cluster, of any model and strategy, is no cell.
+TEST(Scenario, AxesHaveValuesAlone) {
+  for (const auto& [axis, message] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"dtype=bf16,fp8", "dtype: unknown dtype 'fp8'"},
+           {"collective=ring,foo", "unknown collective algorithm 'foo'"},
+           {"collective=ring/foo", "unknown collective protocol 'foo'"},
+           {"stack=tessera,foo", "unknown stack 'foo'"},
+           {"cluster=dgx-h100,foo", "unknown cluster 'foo'"},
+           {"strategy.tq=1,2", "unknown strategy key 'tq'"},
+           {"strategy.tp=1,0", "strategy.tp: is '0': expected a whole number"},
+           {"strategy.zero=1,4", "strategy.zero: is '4': expected 0, 1, 2 or"},
+           {"strategy.recompute=full,foo", "unknown recompute level 'foo'"},
+           {"model.heads=32,0", "model.heads: '0' is not a whole number"},
+           {"model.layers=2,2.5", "model.layers: '2.5' is not a whole number"},
+           {"model.vocab=2GB", "model.vocab: '2GB' is not a whole number"},
+           {"model.hidden=1x,-1x", "'-1x' is not a whole number"}}) {
+    const auto parsed = ParseAxis(axis);
+    ASSERT_FALSE(parsed) << axis;
+    EXPECT_THAT(parsed.error().ToString(), HasSubstr(message));
+  }
+  // These need something of the others.
+  for (const char* axis :
+       {"dtype=fp64", "collective=hierarchical,ring/ll,/simple",
+        "strategy.sp=0,1", "strategy.vp=2", "strategy.tp=3,8",
+        "strategy.offload=optimizer:host", "strategy.schedule=1f1b,gpipe",
+        "model.layers=2x,0.5x", "model.heads=5", "model.hidden_act=relu"}) {
+    EXPECT_TRUE(ParseAxis(axis)) << axis;
+  }
+}
+
+TEST(Scenario, DocumentsEndInATokenOfTheVocabulary) {
+  Scenario scenario = Tiny({{"model.vocab", "1000"}});
+  ModelCache models;
+  scenario.end_of_text = 999;
+  EXPECT_TRUE(MakeCase(scenario, models));
+  scenario.end_of_text = 1000;
+  EXPECT_EQ(MakeCase(scenario, models).error().ToString(),
+            "--end-of-text: is 1000: expected less than the vocabulary size "
+            "1000");
+}
+
 // Rates that are set say how fast, not in which type: that is the first in
 // which the cluster's devices, as it is named, are faster than in fp32.
 TEST(Scenario, TheDTypeIsThatOfTheClusterAsNamed) {
