@@ -327,6 +327,7 @@ std::span<const Flag> Flags() {
        "time to work (search: 10, without end where --proposals is given; "
        "explain: 10, for alternatives, once the plan itself is priced, or for "
        "the search of --which-strategy, once the textbook's answers are; "
+       "whatif: without end, for the plan of each cell; "
        "profile: 60, of measuring, once its ranks have begun)",
        SetTimeLimit},
       {"--proposals", "N",

@@ -256,7 +256,8 @@ std::span<const Verb> Verbs() {
               "--plan --strategy --replan --vary --fail --slow --fast "
               "--sensitivity --jitter --samples --tokens --days "
               "--checkpoint-every --restart --scaling-limit --scaling "
-              "--cheapest --fit --proposals --threads --seed --plan-out -o "
+              "--cheapest --fit --proposals --time-limit --threads --seed "
+              "--plan-out -o "
               "--json --csv"}),
        {"--model"},
        RunWhatif},

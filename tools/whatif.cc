@@ -213,9 +213,13 @@ Result<void> CheckFlags(const Options& options) {
   if (options.Given("--scaling") && options.scaling_limit == 0) {
     return InvalidInput("needs --scaling-limit SHARE", "--scaling");
   }
-  if (options.Given("--proposals") && !options.replan &&
-      options.cheapest.empty()) {
-    return InvalidInput("needs --replan", "--proposals");
+  for (const std::string_view flag : {"--proposals", "--time-limit"}) {
+    if (options.Given(flag) && !options.replan && options.cheapest.empty()) {
+      return InvalidInput("needs --replan", std::string(flag));
+    }
+  }
+  if (options.time_limit_s && *options.time_limit_s <= 0) {
+    return InvalidInput("expected a time above 0", "--time-limit");
   }
   if (!options.cheapest.empty() && options.tokens == 0) {
     return InvalidInput("needs --tokens N", "--cheapest");
@@ -399,7 +403,8 @@ Result<int> RunWhatif(const Options& options) {
   grid.predict.watch = {&CatchInterrupts(),
                         [&](const std::string& text) { line.Show(text); }};
   const ReplanOptions replan = {.proposals = options.proposals.value_or(0),
-                                .seed = options.seed};
+                                .seed = options.seed,
+                                .time_limit = options.time_limit_s.value_or(0)};
   if (options.replan) grid.replan = replan;
   grid.plan = plan ? &*plan : nullptr;
   grid.keep_plans = !options.plan_output.empty();

@@ -73,7 +73,7 @@ Result<Plan> BestPlan(Case& of, const PredictOptions& predict,
   SearchOptions search;
   search.seed = options.seed;
   search.proposals = options.proposals;
-  search.time_limit = 0;
+  search.time_limit = options.time_limit;
   search.threads = 1;
   search.share_links = !predict.fast && options.proposals > 0;
   search.stop = predict.watch.stop;

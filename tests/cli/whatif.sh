@@ -298,6 +298,15 @@ for flag in "--vary strategy.mbs=1,4" "--set strategy.tp=4" \
     whatif "${what[@]}" --cluster dgx-a100-80gb:2 --plan "$work/plan.json" $flag
 done
 
+# A limit is for the plan of each cell.
+fails 2 "time-limit: needs --replan" whatif "${what[@]}" "${on[@]}" \
+  --time-limit 5
+fails 2 "time-limit: expected a time above 0" whatif "${what[@]}" "${on[@]}" \
+  --replan --time-limit 0
+whatif "${on[@]}" --replan --fast --proposals 1000000000 --time-limit 0.5 --json \
+  >"$work/limited.json"
+json "j['cells'][0]['step_time_s'] > 0" "$work/limited.json" >/dev/null
+
 # Each cell's best plan is no worse than the strategy's, which is one of those
 # that are compared, if it is one.
 fails 2 "expected the 16 devices" whatif "${what[@]}" --replan --fast \
