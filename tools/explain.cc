@@ -376,6 +376,7 @@ Result<int> RunExplain(const Options& options) {
     return InvalidInput("is not for --which-strategy", "--as");
   }
   TESSERA_TRY(Inputs inputs, ReadInputs(options));
+  if (!options.Given("--as")) PrintWarning(FewerCoresText(options, inputs));
   if (options.which_strategy) {
     PrintWarnings(inputs);
     return ExplainWhichStrategy(options, inputs);

@@ -12,6 +12,7 @@
 #include "planner/io/published_weights.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
+#include "planner/plan/evaluation.h"
 #include "planner/plan/plan.h"
 #include "tools/options.h"
 
@@ -51,6 +52,14 @@ Result<std::optional<ProfileDb>> ReadProfiles(
 // one, whose cores the inputs' cluster is.
 void WarnOfOtherHosts(const Options& options, Inputs& inputs);
 
+// Of predictions, where local-cpu:N is of more cores than this host has, and no
+// profile says what ranks that share them take; else empty.
+std::string FewerCoresText(const Options& options, const Inputs& inputs);
+
+// Of a plan's task time, where most of it is analytical though there is a
+// profile of the cluster's devices; else empty.
+std::string UnmeasuredText(const SourceShares& sources, const Inputs& inputs);
+
 // The plan of a file, if it is valid for `graph` on `cluster`. What was made
 // for another cluster is, where that has the devices; a warning names both
 // then.
@@ -72,7 +81,8 @@ void WarnOfIdle(const Plan& plan, Inputs& inputs, const std::string& path = "");
 void WarnOfIdleCollective(const Plan& plan, const TrainingOptions& training,
                           Inputs& inputs);
 
-// "tessera: warning: ..." lines on standard error.
+// A "tessera: warning: ..." line on standard error, unless the text is empty.
+void PrintWarning(const std::string& text);
 void PrintWarnings(const Inputs& inputs);
 
 // An error unless a file can be written at `path`: asked before the work whose

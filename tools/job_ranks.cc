@@ -1,6 +1,7 @@
 #include "tools/job_ranks.h"
 
 #include <algorithm>
+#include <iostream>
 #include <optional>
 #include <string>
 
@@ -13,14 +14,28 @@
 namespace tessera {
 namespace {
 
+// Whoever gives --nproc where another launcher has set its variables may have
+// meant as many ranks on this host, which it does not start there.
 Result<void> CheckNproc(const Options& options,
                         const RankEnvironment& environment) {
-  if (options.nproc == 0 || options.nproc == environment.size) return {};
-  return InvalidInput("is " + std::to_string(options.nproc) + ", but " +
-                          environment.launcher + " started " +
-                          std::to_string(environment.size) +
-                          (environment.size == 1 ? " rank" : " ranks"),
-                      "--nproc");
+  if (options.nproc == 0 || environment.launcher == "tessera") return {};
+  const std::string said = VariablesOf(environment) +
+                           " say that this is rank " +
+                           std::to_string(environment.rank) + " of " +
+                           std::to_string(environment.size);
+  const std::string advice =
+      "; unset them to start " + std::to_string(options.nproc) + " ranks here";
+  if (options.nproc != environment.size) {
+    return InvalidInput(
+        "is " + std::to_string(options.nproc) + ", but " + said + advice,
+        "--nproc");
+  }
+  if (environment.local_rank == 0 && environment.size > 1) {
+    std::cerr << "tessera: warning: --nproc is taken as the number of all "
+                 "ranks, as "
+              << said << advice << std::endl;
+  }
+  return {};
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ RankEnvironment LastRank(int ranks);
 
 // Runs `as_rank` where somebody started this process as one of a job's ranks,
 // and reports its error as a rank does; else `as_job`, which starts the ranks.
-// An error where --nproc or --backend is for other ranks than were started.
+// An error where --nproc or --backend is for other ranks than were started; a
+// warning where another launcher started as many as --nproc says.
 Result<int> RunAsRankOrJob(const Options& options,
                            Result<int> (*as_rank)(const Options&,
                                                   const RankEnvironment&),

@@ -51,7 +51,11 @@ class FolderLock {
 
 }  // namespace
 
-ProfileOrigin OriginOf(int ranks, const std::string& devices) {
+std::string ThreadsText(int threads) {
+  return std::to_string(threads) + (threads == 1 ? " thread" : " threads");
+}
+
+ProfileOrigin OriginOf(int ranks, int threads, const std::string& devices) {
   Machine machine = ReadMachine();
   ProfileOrigin origin;
   origin.host = machine.cpu + ", " + std::to_string(machine.cpus) + " cores";
@@ -65,6 +69,7 @@ ProfileOrigin OriginOf(int ranks, const std::string& devices) {
       origin.libraries += ", driver " + machine.driver;
   }
   origin.ranks_at_once = ranks;
+  origin.threads = devices.empty() ? threads : 0;
   return origin;
 }
 
@@ -90,6 +95,15 @@ Result<ProfileDb> ProfileToExtend(const std::string& path,
             ": a profile of its own is needed (--profile takes several)",
         path);
   }
+  if (there.threads != 0 && here.threads != 0 &&
+      there.threads != here.threads) {
+    return InvalidInput(
+        "was measured by ranks of " + ThreadsText(there.threads) +
+            ", and these have " + ThreadsText(here.threads) +
+            " (--threads): a profile of its own is needed (--profile takes "
+            "several)",
+        path);
+  }
   if (there.libraries != here.libraries) {
     if (again) return ProfileDb{};
     return InvalidInput(
@@ -106,7 +120,10 @@ Result<ProfileDb> ExtendProfile(const std::string& path, const ProfileDb& known,
                                 const ProfileDb& profile, bool again) {
   const FolderLock lock(path);
   TESSERA_TRY(ProfileDb all, ProfileToExtend(path, profile.origin, again));
+  // Rows of unknown threads stay so.
+  const bool unsaid = !all.rows.empty() && all.origin.threads == 0;
   all.origin = profile.origin;
+  if (unsaid) all.origin.threads = 0;
   for (const auto& [key, row] : profile.rows) {
     const Measurement* const before = known.Find(key);
     if (before != nullptr && *before == row) {

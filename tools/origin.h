@@ -7,13 +7,18 @@
 
 namespace tessera {
 
-// Of what is measured here and now, with `ranks` ranks at work. `devices` names
-// what they compute on beside the host's cores; may be empty.
-ProfileOrigin OriginOf(int ranks, const std::string& devices = "");
+// "2 threads".
+std::string ThreadsText(int threads);
+
+// Of what is measured here and now, with `ranks` ranks of so many threads at
+// work. `devices` names what they compute on beside the host's cores; where it
+// is not empty threads do not count.
+ProfileOrigin OriginOf(int ranks, int threads, const std::string& devices = "");
 
 // The profile at `path`, for rows of `here` to join it; empty where there is
 // none. kInvalidInput for one of another machine, of another number of ranks at
-// once, or of other libraries; with `again` that is as if there were none.
+// once or of their threads, or of other libraries; with `again` the last is as
+// if there were none.
 Result<ProfileDb> ProfileToExtend(const std::string& path,
                                   const ProfileOrigin& here,
                                   bool again = false);

@@ -10,6 +10,8 @@
 #include "costmodel/profile/profile_io.h"
 #include "costmodel/source/cost_source.h"
 #include "planner/base/format.h"
+#include "profiler/case_order.h"
+#include "profiler/profile_cases.h"
 #include "profiler/profiler.h"
 #include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
@@ -66,12 +68,15 @@ Result<void> ReadHost(const Options& options, ProfileJob& job) {
   }
   const auto devices = static_cast<int>(cluster.devices.size());
   if (job.ranks != 0 && job.ranks != devices) {
-    return InvalidInput("cluster '" + cluster.name + "' for a job of " +
-                            std::to_string(job.ranks) + " ranks",
-                        "--cluster");
+    return InvalidInput(
+        "cluster '" + cluster.name + "' has " + std::to_string(devices) +
+            (devices == 1 ? " device" : " devices") + " for a job of " +
+            std::to_string(job.ranks) +
+            " ranks: expected local-cpu:" + std::to_string(job.ranks),
+        "--cluster");
   }
   job.ranks = devices;
-  job.origin = OriginOf(job.ranks);
+  job.origin = OriginOf(job.ranks, ThreadsOf(options, job.ranks));
   AddLadder(cluster, job.cases);
   return {};
 }
@@ -104,7 +109,7 @@ Result<void> ReadGpus(const Options& options,
                             type.name + "', and the GPU here is '" + name + "'",
                         "--cluster");
   }
-  job.origin = OriginOf(job.ranks, gpu.gpu.name);
+  job.origin = OriginOf(job.ranks, /*threads=*/0, gpu.gpu.name);
   return {};
 }
 
@@ -170,7 +175,7 @@ Result<ProfileJob> ReadProfileJob(
 }
 
 // The fastest rates of a profile, for people. On the host a message's row is
-// what is left of it beside a copy, and no rate of a link.
+// what is left of it beside a copy: both are its time.
 std::string Summary(const ProfileDb& profile, bool on_host) {
   std::map<std::string, std::pair<int, double>> kinds;  // rows, best rate
   for (const auto& [key, row] : profile.rows) {
@@ -178,19 +183,23 @@ std::string Summary(const ProfileDb& profile, bool on_host) {
     if (!key.rule.empty()) work = WorkOf(key).value_or(0);
     std::string name = key.name;
     if (key.ranks > 1) name += " over " + std::to_string(key.ranks);
+    double seconds = row.median_s;
+    if (on_host && key.name == NameOf(CommKind::kSendRecv)) {
+      const Measurement* const copy = profile.Find(CopyOfMessage(key));
+      seconds += copy == nullptr ? 0 : copy->median_s;
+    }
     auto& [rows, rate] = kinds[name];
     ++rows;
-    rate = std::max(rate, work / row.median_s);
+    rate = std::max(rate, work / seconds);
   }
   std::vector<std::vector<std::string>> table = {
       {"kernel or exchange", "sizes", "fastest"}};
   for (const auto& [name, kind] : kinds) {
     const OpDef* op = OperatorOf(name);
     const bool counts_flops = op != nullptr && op->op_class != OpClass::kMemory;
-    std::string rate = FormatFixed(kind.second * 1e-9, 2) +
-                       (counts_flops ? " GFLOP/s" : " GB/s");
-    if (on_host && name.starts_with(NameOf(CommKind::kSendRecv))) rate = "-";
-    table.push_back({name, std::to_string(kind.first), std::move(rate)});
+    table.push_back({name, std::to_string(kind.first),
+                     FormatFixed(kind.second * 1e-9, 2) +
+                         (counts_flops ? " GFLOP/s" : " GB/s")});
   }
   return FormatTable(table);
 }
@@ -202,6 +211,23 @@ void ShowProgress(size_t done, size_t all) {
       stderr,
       terminal ? "\rprofiling: %zu of %zu%s" : "profiling: %zu of %zu%s", done,
       all, terminal && done != all ? "" : "\n");
+}
+
+void PrintJson(const Options& options, const ProfileJob& job,
+               const ProfileDb& profile, const ProfilerResult& result) {
+  std::cout << Json::Object(
+                   {{"file", options.output},
+                    {"rows", static_cast<int64_t>(profile.rows.size())},
+                    {"measured", static_cast<int64_t>(result.measured)},
+                    {"left_out", static_cast<int64_t>(result.left_out)},
+                    {"too_large", static_cast<int64_t>(result.too_large)},
+                    {"interrupted", result.interrupted},
+                    {"ranks", job.ranks},
+                    {"threads", job.origin.threads},
+                    {"host", job.origin.host},
+                    {"date", job.origin.date}})
+                   .ToString()
+            << std::endl;
 }
 
 // This rank's part; rank 0 writes and prints.
@@ -234,6 +260,7 @@ Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
               << " of the sizes do not fit into memory\n";
   }
   if (result.interrupted) {
+    if (options.json) PrintJson(options, job, profile, result);
     std::cerr << "tessera: interrupted: "
               << (profile.rows.empty()
                       ? "nothing was measured"
@@ -257,17 +284,7 @@ Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
               << "\n";
   }
   if (options.json) {
-    std::cout << Json::Object(
-                     {{"file", options.output},
-                      {"rows", static_cast<int64_t>(profile.rows.size())},
-                      {"measured", static_cast<int64_t>(result.measured)},
-                      {"left_out", static_cast<int64_t>(result.left_out)},
-                      {"too_large", static_cast<int64_t>(result.too_large)},
-                      {"ranks", job.ranks},
-                      {"host", job.origin.host},
-                      {"date", job.origin.date}})
-                     .ToString()
-              << std::endl;
+    PrintJson(options, job, profile, result);
   } else {
     std::cout << profile.rows.size() << " times on " << job.origin.host << ", "
               << job.ranks << " ranks at once, " << result.measured

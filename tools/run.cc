@@ -195,7 +195,7 @@ Result<void> WriteLearned(const Options& options, const Job& job,
   const Pricer pricer(inputs.graph, inputs.cluster, inputs.profile_or_null(),
                       PricerOptionsOf(options.training));
   const ProfileDb learned =
-      Learn(pricer, tasks, report.comparisons, OriginOfJob(job));
+      Learn(pricer, tasks, report.comparisons, OriginOfJob(options, job));
   TESSERA_RETURN_IF_ERROR(ExtendProfile(path, /*known=*/{}, learned));
   return {};
 }

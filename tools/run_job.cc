@@ -194,6 +194,21 @@ void WarnOfWiderTokens(const TokenData& tokens, Inputs& inputs) {
       "uint16, or as uint32 behind llm.c's header (magic 20240801, version 7)");
 }
 
+// Of data that each step reads more than once.
+void WarnOfFewSamples(const Options& options, const Graph& graph,
+                      const RunData& data, Inputs& inputs) {
+  if (options.data.empty()) return;
+  const int64_t samples = data.images   ? data.images->size()
+                          : data.clicks ? data.clicks->size()
+                                        : data.batches->rows();
+  if (samples >= graph.global_batch) return;
+  inputs.warnings.push_back(options.data + ": has " + std::to_string(samples) +
+                            (samples == 1 ? " sample" : " samples") +
+                            " to train on, fewer than the global batch, " +
+                            std::to_string(graph.global_batch) +
+                            ": each step reads some again");
+}
+
 // Of a run on this host's cores whose predictions are of other devices.
 void WarnOfRunOnCores(const Options& options, Inputs& inputs) {
   const Cluster& cluster = inputs.cluster;
@@ -210,14 +225,19 @@ void WarnOfRunOnCores(const Options& options, Inputs& inputs) {
   if (!options.cluster.starts_with("local-cpu")) {
     WarnOfOtherHosts(options, inputs);
   }
-  const auto ranks = std::ssize(cluster.devices);
-  if (!inputs.profile && options.cluster.starts_with("local-cpu") &&
-      ranks > HostCores()) {
+  if (std::string text = FewerCoresText(options, inputs); !text.empty()) {
+    inputs.warnings.push_back(std::move(text));
+  }
+}
+
+// Of a --profile by ranks of other threads than those that run here.
+void WarnOfOtherThreads(const Options& options, int threads, Inputs& inputs) {
+  for (size_t i = 0; i < inputs.origins.size(); ++i) {
+    const int measured = inputs.origins[i].threads;
+    if (measured == 0 || measured == threads) continue;
     inputs.warnings.push_back(
-        "predictions are of ranks with a core each, and " +
-        std::to_string(ranks) + " ranks share " + std::to_string(HostCores()) +
-        " here: --nproc " + std::to_string(ranks) +
-        " without --cluster predicts that");
+        options.profiles[i] + ": was measured by ranks of " +
+        ThreadsText(measured) + ", and these have " + ThreadsText(threads));
   }
 }
 
@@ -440,6 +460,8 @@ Result<void> ReadInputsForRanks(
                             std::to_string(kMostRanks) + " ranks on one host",
                         "--cluster");
   }
+  if (!gpu)
+    WarnOfOtherThreads(options, ThreadsOf(options, devices), job.inputs);
   if (options.cluster.empty() && !gpu) {
     ShareCores(job.inputs.cluster, HostCores(), ThreadsOf(options, devices));
   } else if (!gpu) {
@@ -623,14 +645,15 @@ Result<Job> ReadJob(const Options& options,
   WarnOfLearningRate(job);
   TESSERA_TRY(job.data, ReadData(options, graph, job.seed));
   if (job.data.tokens) WarnOfWiderTokens(*job.data.tokens, job.inputs);
+  WarnOfFewSamples(options, graph, job.data, job.inputs);
   if (!writes) return job;
   if (!options.learn.empty()) {
     TESSERA_TRY([[maybe_unused]] const ProfileDb before,
-                ProfileToExtend(options.learn, OriginOfJob(job)));
+                ProfileToExtend(options.learn, OriginOfJob(options, job)));
   }
   TESSERA_RETURN_IF_ERROR(CheckReplacesOwn(options));
-  TESSERA_RETURN_IF_ERROR(
-      CheckRoomToSave(options, graph, SavesOf(options, job)));
+  TESSERA_RETURN_IF_ERROR(CheckRoomToSave(options, job.inputs.layout, graph,
+                                          SavesOf(options, job)));
   if (!options.export_folder.empty()) {
     TESSERA_TRY(job.config,
                 ConfigToExport(options.model, job.inputs.overrides));
@@ -640,8 +663,9 @@ Result<Job> ReadJob(const Options& options,
   return job;
 }
 
-ProfileOrigin OriginOfJob(const Job& job) {
-  return OriginOf(static_cast<int>(job.inputs.cluster.devices.size()),
+ProfileOrigin OriginOfJob(const Options& options, const Job& job) {
+  const auto ranks = static_cast<int>(job.inputs.cluster.devices.size());
+  return OriginOf(ranks, ThreadsOf(options, ranks),
                   job.gpu ? job.gpu->gpu.name : "");
 }
 

@@ -49,7 +49,7 @@ Result<Job> ReadJob(const Options& options,
                     const std::optional<RankEnvironment>& environment);
 
 // Of what is measured in the job.
-ProfileOrigin OriginOfJob(const Job& job);
+ProfileOrigin OriginOfJob(const Options& options, const Job& job);
 
 // The file in the folder of --export that says which model it is.
 std::string ConfigIn(const std::string& folder);

@@ -317,6 +317,10 @@ Result<int> RunSearch(const Options& options) {
   if (inputs.profile_or_null() == nullptr && !decided.measured()) {
     answer.bound = LowerBound(inputs.graph, inputs.cluster, options.training);
   }
+  if (!decided.measured() && answer.step.feasible()) {
+    PrintWarning(FewerCoresText(options, inputs));
+    PrintWarning(UnmeasuredText(answer.step.sources, inputs));
+  }
   if (options.json) {
     TESSERA_TRY(const Json json, SearchJson(options, answer));
     std::cout << json.ToString() << "\n";

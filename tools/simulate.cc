@@ -51,6 +51,10 @@ Result<int> RunSimulate(const Options& options) {
           WriteTimeline(options.output, tasks, inputs.graph, timeline));
     }
   }
+  if (step.feasible()) {
+    PrintWarning(FewerCoresText(options, inputs));
+    PrintWarning(UnmeasuredText(step.sources, inputs));
+  }
   if (!options.plan_output.empty()) {
     TESSERA_RETURN_IF_ERROR(WritePlan(options.plan_output, inputs.graph, plan));
   }

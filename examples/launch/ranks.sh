@@ -10,42 +10,24 @@
 # told to end. Ctrl-C (SIGINT), SIGTERM and SIGHUP are passed on: the ranks end
 # after the step and write their checkpoint.
 set -uo pipefail
+# shellcheck source=examples/launch/job.bash
+source "$(dirname "$0")/job.bash"
 
-ranks=${1:?ranks of this host}
+(($# >= 2)) || misused "expected RANKS_PER_HOST COMMAND…"
+ranks=$1
 shift
-: "${NODES:?how many hosts}" "${NODE_RANK:?which of them this is, from 0}"
-: "${MASTER_ADDR:?the host of NODE_RANK 0}"
+check_number RANKS_PER_HOST "$ranks" 1
+check_number NODES "${NODES:-}" 1
+check_number NODE_RANK "${NODE_RANK:-}" 0
+((NODE_RANK < NODES)) ||
+  misused "NODE_RANK is $NODE_RANK: expected one below the $NODES of NODES"
+[[ -n ${MASTER_ADDR:-} ]] || misused "MASTER_ADDR is not set: expected the host \
+of NODE_RANK 0"
 export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-29500}
 export WORLD_SIZE=$((NODES * ranks)) LOCAL_WORLD_SIZE=$ranks
 
-pids=()
-signalled=0
-end() { kill -s TERM "${pids[@]}" 2>/dev/null; }
-trap 'end; signalled=1' INT TERM HUP
 for ((local = 0; local < ranks; ++local)); do
   RANK=$((NODE_RANK * ranks + local)) LOCAL_RANK=$local "$@" </dev/null &
   pids+=($!)
 done
-
-# A signal interrupts wait: then there are still ranks to wait for.
-code=0
-while ((${#pids[@]} > 0)); do
-  ended=0
-  wait -n "${pids[@]}" || ended=$?
-  if ((signalled)); then
-    signalled=0
-    continue
-  fi
-  alive=()
-  for pid in "${pids[@]}"; do
-    kill -0 "$pid" 2>/dev/null && alive+=("$pid")
-  done
-  if ((ended != 0 && ${#alive[@]} < ${#pids[@]} && (code == 0 || code == 130))); then
-    code=$ended
-    pids=("${alive[@]}")
-    # Ranks that are told to end (130) do so together, once they have saved.
-    ((ended == 130)) || end
-  fi
-  pids=("${alive[@]}")
-done
-exit "$code"
+wait_for_job

@@ -6,22 +6,27 @@
 # Each host is reached without a password, and has this folder at the same place
 # (a shared file system, or a copy). HOST0's name must be one by which the others
 # reach it; otherwise set MASTER_ADDR. MASTER_PORT: default 29500. Output comes
-# with the host's name in front; Ctrl-C reaches all ranks.
+# with the host's name in front; Ctrl-C reaches all ranks, and a host that fails,
+# also one that is not reached, ends the others.
 #
 # $SSH runs a command on a host in place of "ssh -tt -o BatchMode=yes": a
 # terminal of its own there passes Ctrl-C on, and a lost connection ends the
 # ranks.
 set -uo pipefail
+# shellcheck source=examples/launch/job.bash
+source "$(dirname "$0")/job.bash"
 
-IFS=, read -ra hosts <<<"${1:?hosts, with commas between}"
-ranks=${2:?ranks on each host}
+(($# >= 3)) || misused "expected HOST0,HOST1,… RANKS_PER_HOST COMMAND…"
+IFS=, read -ra hosts <<<"$1"
+[[ -n $1 && ,$1, != *,,* ]] ||
+  misused "the hosts are '$1': expected names, with commas between"
+ranks=$2
 shift 2
+check_number RANKS_PER_HOST "$ranks" 1
 read -ra ssh <<<"${SSH:-ssh -tt -o BatchMode=yes}"
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$PWD
 
-pids=()
-trap 'kill -s TERM "${pids[@]}" 2>/dev/null' INT TERM HUP
 for node in "${!hosts[@]}"; do
   remote=$(printf '%q ' cd "$folder")
   remote+="&& $(printf '%q ' exec env "NODES=${#hosts[@]}" "NODE_RANK=$node" \
@@ -32,12 +37,4 @@ for node in "${!hosts[@]}"; do
     > >(sed -u "s/^/${hosts[$node]}: /") 2>&1 &
   pids+=($!)
 done
-
-code=0
-for pid in "${pids[@]}"; do
-  while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done
-  wait "$pid"
-  ended=$?
-  ((ended == 0 || ended == 127 || code != 0)) || code=$ended
-done
-exit "$code"
+wait_for_job

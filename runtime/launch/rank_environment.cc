@@ -234,19 +234,28 @@ bool IsSlurmTask(const GetEnv& get_env) {
   return number < kInteractiveStep;
 }
 
-// That no variable of torchrun's says, where RANK is missing, that there are
-// other ranks: each would train alone. WORLD_SIZE on its own is somebody
-// else's, and with MASTER_ADDR that of the srun to come in a script of sbatch.
+// That no variable of torchrun's says, where RANK or WORLD_SIZE is missing,
+// that there are other ranks: each would train alone. Either on its own is
+// somebody else's, and with MASTER_ADDR that of the srun to come in a script of
+// sbatch.
 Result<void> CheckNotOneOfSeveral(const GetEnv& get_env) {
+  const std::string rank = Get(get_env, "RANK");
   const std::string size = Get(get_env, "WORLD_SIZE");
-  if (get_env("RANK") != nullptr || ParseWhole<int>(size).value_or(0) < 2) {
-    return {};
-  }
+  const bool lacks_rank =
+      rank.empty() && ParseWhole<int>(size).value_or(0) >= 2;
+  const bool lacks_size =
+      size.empty() && ParseWhole<int>(rank).value_or(-1) >= 0;
+  if (!lacks_rank && !lacks_size) return {};
   for (const char* name : {"LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
     if (get_env(name) == nullptr) continue;
     if (std::string_view(name) != "LOCAL_RANK" &&
         get_env("SLURM_JOB_ID") != nullptr) {
       continue;
+    }
+    if (lacks_size) {
+      return InvalidInput(Text("is not set, but RANK (", rank, ") and ", name,
+                               " are: expected how many ranks there are"),
+                          "environment variable WORLD_SIZE");
     }
     return InvalidInput(
         Text("is not set, but WORLD_SIZE (", size, ") and ", name,
@@ -276,6 +285,15 @@ Result<std::optional<RankEnvironment>> DetectRankEnvironment(
 Result<std::optional<RankEnvironment>> DetectRankEnvironment() {
   return DetectRankEnvironment(
       [](const char* name) { return std::getenv(name); });
+}
+
+std::string VariablesOf(const RankEnvironment& environment) {
+  const auto* const found =
+      std::ranges::find(kLaunchers, environment.launcher, &Launcher::name);
+  // Our own has torchrun's.
+  const Launcher& launcher =
+      found == std::end(kLaunchers) ? kLaunchers[0] : *found;
+  return Text(launcher.rank, " and ", launcher.size);
 }
 
 StoreOptions StoreOptionsOf(const RankEnvironment& environment) {

@@ -41,14 +41,17 @@ using GetEnv = std::function<const char*(const char* name)>;
 // the first of Slurm's step or job, or, where all ranks are on this host,
 // 127.0.0.1; the port is derived from the job's id.
 //
-// Errors: torchrun's variables of several ranks without RANK, a variable that
-// is no number, a rank outside the job or its host, a host without ranks or
-// with more than the job's, a master that nobody named though ranks are on
-// several hosts.
+// Errors: torchrun's variables of several ranks without RANK or WORLD_SIZE, a
+// variable that is no number, a rank outside the job or its host, a host
+// without ranks or with more than the job's, a master that nobody named though
+// ranks are on several hosts.
 Result<std::optional<RankEnvironment>> DetectRankEnvironment(
     const GetEnv& get_env);
 // Of this process.
 Result<std::optional<RankEnvironment>> DetectRankEnvironment();
+
+// The variables that say which rank it is: "RANK and WORLD_SIZE".
+std::string VariablesOf(const RankEnvironment& environment);
 
 // What Store::Open needs to meet the ranks of `environment`.
 StoreOptions StoreOptionsOf(const RankEnvironment& environment);

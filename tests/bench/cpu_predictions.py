@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""How far off predictions with a profile are on this host's cores.
+"""How far off predictions are on this host's cores, with a profile and without.
 
 Profiles 2 and 4 ranks, trains a small GPT-2 under plans of all kinds with
 `tessera run --profile`, and writes of each the predicted and the measured step
-time as JSON: where costmodel/whatif/band.cc has its figures from.
+time as JSON, and what is predicted of assumed cores: where
+costmodel/whatif/band.cc has its figures from.
 
   tests/bench/cpu_predictions.py build/release/tessera OUT.json
 
@@ -57,17 +58,29 @@ def main():
                     str(ranks), "--data", str(EXAMPLES / "data/gpl-3.txt"),
                     "--steps", "20", "--seed", "1", "--strategy", strategy,
                     "--profile", profile, "--json"))
+                assumed = json.loads(tessera(
+                    options.tessera, "run", *MODEL, "--nproc", str(ranks),
+                    "--data", str(EXAMPLES / "data/gpl-3.txt"), "--steps", "1",
+                    "--strategy", strategy, "--json"))
                 rows.append({
                     "ranks": ranks, "strategy": strategy,
                     "predicted_step_time_s": run["predicted"]["step_time_s"],
+                    "assumed_step_time_s": assumed["predicted"]["step_time_s"],
                     "step_time_s": run["step_time_s"]})
                 print(rows[-1], file=sys.stderr)
-    errors = [abs(row["predicted_step_time_s"] / row["step_time_s"] - 1)
-              for row in rows]
+
+    def errors(of):
+        return [abs(row[of] / row["step_time_s"] - 1) for row in rows]
+
+    profiled = errors("predicted_step_time_s")
+    assumed = errors("assumed_step_time_s")
     with open(options.output, "w") as out:
         json.dump({"model": "gpt2-tiny", "cores": os.cpu_count(),
-                   "median_error": statistics.median(errors),
-                   "mean_error": statistics.mean(errors), "rows": rows},
+                   "median_error": statistics.median(profiled),
+                   "mean_error": statistics.mean(profiled),
+                   "assumed_median_error": statistics.median(assumed),
+                   "assumed_mean_error": statistics.mean(assumed),
+                   "rows": rows},
                   out, indent=1)
         out.write("\n")
 

@@ -45,6 +45,7 @@ done
 
 # Under a launcher it says for whom it waits.
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000)) WORLD_SIZE=2
+rm "$work/stderr"
 RANK=0 LOCAL_RANK=0 "$tessera" discover --nproc 2 >"$work/out" \
   2>"$work/stderr" &
 job=$!

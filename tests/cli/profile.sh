@@ -16,6 +16,11 @@ json 'j["sources"]["measured"] > 0.5' "$work/simulated.json" >/dev/null
 fails 2 "only the ranks of this host" \
   profile --cluster dgx-h100:1 -o "$work/x.pb"
 
+# A message has a rate, too.
+"$tessera" profile "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2,mbs=4 \
+  -o "$work/profile.json" 2>/dev/null | grep -qE \
+  '^ *send-recv over 2 +[0-9]+ +[0-9.]+ GB/s *$' || fail "no rate of messages"
+
 # Parameters that are rounded at random take a kernel of their own.
 rounds=("${tiny[@]}" --cluster local-cpu:1 --strategy mbs=8 --dtype bf16
   --stochastic-rounding)
@@ -128,11 +133,30 @@ fails 2 "was measured by 2 ranks at once" profile --nproc 1 -o "$work/y.json"
 sed -i 's/"host": *"/&no /' "$work/y.json"
 fails 2 "is of 'no " profile --nproc 2 -o "$work/y.json"
 fails 2 "needs --cluster local-cpu:N or --nproc N" profile -o "$work/z.pb"
+fails 2 "'local-cpu:1' has 1 device for a job of 3 ranks: expected local-cpu:3" \
+  profile --cluster local-cpu:1 --nproc 3 -o "$work/z.pb"
+
+# And of ranks with as many threads.
+threads=("${tiny[@]}" --nproc 1 --strategy mbs=8)
+"$tessera" profile "${threads[@]}" --threads 1 --time-limit 5 \
+  -o "$work/threads.pb" >/dev/null 2>&1
+"$tessera" profile "${threads[@]}" --threads 1 --time-limit 5 --json \
+  -o "$work/threads.pb" >"$work/out.json" 2>/dev/null
+json 'j["threads"] == 1 and j["interrupted"] is False' "$work/out.json" \
+  >/dev/null
+other="threads.pb: was measured by ranks of 1 thread, and these have 2 threads"
+fails 2 "$other (.*): a profile of its own" \
+  profile "${threads[@]}" --threads 2 -o "$work/threads.pb"
+fails 2 "$other" run "${threads[@]}" "${text[@]}" --threads 2 --steps 1 \
+  --learn "$work/threads.pb"
+"$tessera" run "${threads[@]}" "${text[@]}" --threads 2 --steps 1 \
+  --profile "$work/threads.pb" >/dev/null 2>"$work/err"
+grep -q "$other" "$work/err" || fail "other threads: $(cat "$work/err")"
 
 # Ctrl-C ends all ranks, of a job in the background too, and keeps what was
 # measured.
-"$tessera" profile --cluster local-cpu:2 -o "$work/z.pb" >/dev/null \
-  2>"$work/stderr" &
+"$tessera" profile --cluster local-cpu:2 -o "$work/z.pb" --json \
+  >"$work/out.json" 2>"$work/stderr" &
 job=$!
 for _ in $(seq 100); do
   if [[ -e $work/z.pb ]]; then break; fi
@@ -146,6 +170,8 @@ wait $job || code=$?
 ((SECONDS - start <= 5)) || fail "took $((SECONDS - start)) s to end"
 grep -q "interrupted: $work/z.pb has [1-9].* are missing" "$work/stderr" ||
   fail "not told what is left: $(cat "$work/stderr")"
+json 'j["interrupted"] and j["rows"] > 0 and j["left_out"] > 0' \
+  "$work/out.json" >/dev/null
 
 # A published profile prices products and collectives of its GPU, and no other's.
 published=$(dirname "$0")/../../profiler/profiles/h100-sxm5-80gb.txtpb

@@ -122,8 +122,11 @@ RANK=1 LOCAL_RANK=1 "$tessera" run "${training[@]}" --end-of-text 10 \
   >"$work/otherwise" 2>&1 &
 other=$!
 code=0
-RANK=0 LOCAL_RANK=0 "$tessera" run "${training[@]}" --end-of-text 32 \
+RANK=0 LOCAL_RANK=0 "$tessera" run "${training[@]}" --end-of-text 32 --nproc 2 \
   >"$work/stdout" 2>"$work/stderr" || code=$?
+grep -q "warning: --nproc is taken as the number of all ranks, as RANK and \
+WORLD_SIZE say that this is rank 0 of 2; unset them to start 2 ranks here$" \
+  "$work/stderr" || fail "--nproc as a rank: $(cat "$work/stderr")"
 wait $other && fail "rank 1 trained on documents of its own"
 [[ $code == 2 ]] || fail "exit code $code for ranks that read otherwise"
 grep -q "rank 1 was started with another data (--data," "$work/stderr" ||
@@ -157,8 +160,11 @@ for rank in 0 1 2; do
     "$work/counts$rank" || fail "other numbers: $(cat "$work/counts$rank")"
 done
 unset MASTER_ADDR MASTER_PORT WORLD_SIZE
-RANK=0 WORLD_SIZE=1 fails 2 "--nproc: is 2, but torchrun started 1 rank$" \
+RANK=0 WORLD_SIZE=1 fails 2 "--nproc: is 2, but RANK and WORLD_SIZE say that \
+this is rank 0 of 1; unset them to start 2 ranks here$" \
   run "${training[@]}" --nproc 2
+RANK=1 MASTER_ADDR=127.0.0.1 fails 2 "variable WORLD_SIZE: is not set, but RANK" \
+  run "${training[@]}" --strategy dp=2
 [[ ! -s $work/rank1 ]] || fail "rank 1 printed"
 json 'len(j["losses"]) == 3' "$work/rank0" >/dev/null
 

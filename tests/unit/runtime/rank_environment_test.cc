@@ -137,6 +137,36 @@ TEST(DetectRankEnvironmentTest, OneOfSeveralWithoutARankIsAnError) {
   EXPECT_FALSE(Detect(script).has_value());
 }
 
+TEST(DetectRankEnvironmentTest, ARankOfUnknownManyIsAnError) {
+  const Variables alone = {{"RANK", "0"}};
+  EXPECT_EQ(Detect(alone).value(), std::nullopt);
+  for (const char* name : {"LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
+    Variables variables = alone;
+    variables[name] = "1";
+    const auto found = Detect(variables);
+    ASSERT_FALSE(found.has_value()) << name;
+    EXPECT_EQ(found.error().ToString(),
+              "environment variable WORLD_SIZE: is not set, but RANK (0) and " +
+                  std::string(name) +
+                  " are: expected how many ranks there are");
+    variables["RANK"] = "first";  // somebody else's
+    EXPECT_EQ(Detect(variables).value(), std::nullopt);
+  }
+}
+
+TEST(VariablesOfTest, AreThoseOfTheLauncher) {
+  RankEnvironment environment;
+  for (const auto& [launcher, variables] :
+       {std::pair("tessera", "RANK and WORLD_SIZE"),
+        std::pair("torchrun", "RANK and WORLD_SIZE"),
+        std::pair("mpirun", "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"),
+        std::pair("pmi", "PMI_RANK and PMI_SIZE"),
+        std::pair("srun", "SLURM_PROCID and SLURM_NTASKS")}) {
+    environment.launcher = launcher;
+    EXPECT_EQ(VariablesOf(environment), variables);
+  }
+}
+
 TEST(DetectRankEnvironmentTest, RanksWithoutAnAddressAreAnError) {
   // Each would wait for peers on a port of its own.
   Variables variables = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
