@@ -367,7 +367,8 @@ Result<void> PublishedFiles::CheckAllAreUsed() {
 }
 
 Result<TensorView> PublishedFiles::Find(const PublishedPiece& piece) const {
-  const auto name = NameOf(piece.tensor);
+  auto name = NameOf(piece.tensor);
+  if (!name && !piece.stored_as.empty()) name = NameOf(piece.stored_as);
   if (!name) {
     return InvalidInput("is missing" + UnknownLayout(*layout_),
                         path_ + ": tensor '" + piece.tensor + "'");

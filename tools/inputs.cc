@@ -376,10 +376,10 @@ std::string FewerCoresText(const Options& options, const Inputs& inputs) {
 
 std::string UnmeasuredText(const SourceShares& sources, const Inputs& inputs) {
   if (!inputs.profile || sources.analytical <= 0.5) return "";
+  const auto timed = TimedDevices(*inputs.profile);
   const bool of_others = std::ranges::none_of(
-      inputs.cluster.device_types, [&](const DeviceType& type) {
-        return TimedDevices(*inputs.profile).contains(type.name);
-      });
+      inputs.cluster.device_types,
+      [&](const DeviceType& type) { return timed.contains(type.name); });
   if (of_others) return "";
   return FormatPercent(sources.analytical) +
          " of the plan's task time is of kernels and exchanges that --profile "

@@ -1,32 +1,13 @@
 #include "tools/run_data.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
-#include "planner/ir/vocabulary.h"
+#include "planner/ir/token_ids.h"
 
 namespace tessera {
 namespace {
-
-// Rows of the smallest table that tokens are looked up in, without those that
-// pad it, or as many of which there is one.
-int64_t VocabularyOf(const Graph& graph) {
-  int64_t rows = std::numeric_limits<int32_t>::max();
-  for (const Node& node : graph.nodes) {
-    const bool is_one_hot = node.op->name == "one_hot";
-    if (node.op->name != "embedding" && !is_one_hot) continue;
-    const Tensor& ids = graph.tensor(node.operands[0]);
-    if (ids.name != "tokens" && ids.name != "source") continue;
-    rows = std::min(
-        rows, is_one_hot ? static_cast<int64_t>(node.attribute("first") +
-                                                node.attribute("places"))
-                         : TokensOf(node.attributes,
-                                    graph.tensor(node.operands[1]).shape[0]));
-  }
-  return rows;
-}
 
 // Labels are tokens: the loss has to be of labels, and to tell as many apart.
 Result<void> CheckClasses(const Graph& graph, const std::string& model) {
@@ -54,18 +35,9 @@ Result<void> CheckClasses(const Graph& graph, const std::string& model) {
   return {};
 }
 
-// The rows that the run reads; that all documents end in a token of the
-// vocabulary, and that the graph keeps them apart.
+// The rows that the run reads.
 Result<Batches> BatchesOf(const Options& options, const Graph& graph,
                           uint64_t seed, const TokenData& data) {
-  if (options.end_of_text >= 0) {
-    if (options.end_of_text >= VocabularyOf(graph)) {
-      return InvalidInput("is " + std::to_string(options.end_of_text) +
-                              ": expected less than the vocabulary size " +
-                              std::to_string(VocabularyOf(graph)),
-                          "--end-of-text");
-    }
-  }
   BatchOptions batches = BatchOptionsOf(graph);
   batches.seed = seed;
   batches.validation_batches =

@@ -14,6 +14,8 @@
 #include "planner/plan/strategy.h"
 #include "runtime/device/process_memory.h"
 #include "runtime/older_checkpoints.h"
+#include "runtime/placement.h"
+#include "runtime/published_files.h"
 #include "runtime/storage/file_tier.h"
 
 namespace tessera {
@@ -64,11 +66,15 @@ int64_t MoreCheckpoints(const Options& options, int64_t saves) {
 }
 
 // That the disk has room for so many files of so many bytes, beside those that
-// they replace.
+// they replace. `path`: of the file, or of a folder of them.
 Result<void> CheckRoom(int64_t files, double bytes, const std::string& path,
                        std::string_view flag) {
-  const std::filesystem::path folder =
-      std::filesystem::path(ResolveLinks(path)).parent_path();
+  std::filesystem::path folder = ResolveLinks(path);
+  std::error_code code;
+  // A folder may be a disk's first one.
+  if (!std::filesystem::is_directory(folder, code)) {
+    folder = folder.parent_path();
+  }
   const Bytes free = FreeBytesOf(folder.empty() ? "." : folder.string());
   bytes *= static_cast<double>(files);
   if (bytes <= static_cast<double>(free.value)) return {};
@@ -78,6 +84,18 @@ Result<void> CheckRoom(int64_t files, double bytes, const std::string& path,
                           FormatBytes({static_cast<int64_t>(bytes)}) + " of " +
                           FormatBytes(free) + " that are free",
                       std::string(flag));
+}
+
+// What --export writes: the tensors, and of each a line of the file's header
+// (its name, type, shape and place). What is trained as one may be several.
+double ExportBytes(const PublishedLayout& layout, const Graph& graph) {
+  constexpr int64_t kHeaderBytes = 96;
+  int64_t bytes = 0;
+  for (const PublishedTensor& tensor : PublishedTensors(layout, graph)) {
+    bytes += ElementsOf(WholeBox(tensor.shape)) * SizeOf(graph.dtype) +
+             std::ssize(tensor.name) + kHeaderBytes;
+  }
+  return static_cast<double>(bytes);
 }
 
 }  // namespace
@@ -197,7 +215,8 @@ Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,
                      LargestAtPeakText(tasks, graph, sets[0]), "--check");
 }
 
-Result<void> CheckRoomToSave(const Options& options, const Graph& graph,
+Result<void> CheckRoomToSave(const Options& options,
+                             const PublishedLayout& layout, const Graph& graph,
                              int64_t saves) {
   if (!options.save.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckRoom(MoreCheckpoints(options, saves),
@@ -205,9 +224,8 @@ Result<void> CheckRoomToSave(const Options& options, const Graph& graph,
                                       options.save, "--save"));
   }
   if (options.export_folder.empty()) return {};
-  return CheckRoom(
-      1, static_cast<double>(ParameterCount(graph)) * SizeOf(graph.dtype),
-      options.export_folder, "--export");
+  return CheckRoom(1, ExportBytes(layout, graph), options.export_folder,
+                   "--export");
 }
 
 }  // namespace tessera

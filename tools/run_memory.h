@@ -31,7 +31,8 @@ Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,
 
 // That the disk has room for what --save, so many times, and --export will
 // write, beside the files that they replace.
-Result<void> CheckRoomToSave(const Options& options, const Graph& graph,
+Result<void> CheckRoomToSave(const Options& options,
+                             const PublishedLayout& layout, const Graph& graph,
                              int64_t saves);
 
 }  // namespace tessera

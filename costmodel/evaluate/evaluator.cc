@@ -43,6 +43,9 @@ constexpr int64_t kMostBounded = 256;
 // simulate (docs/search.md): no longer than what folds.
 constexpr int64_t kSimulatedFreely = 500;
 
+// Ranks of a kind whose memory is looked at where windows reach.
+constexpr size_t kMostRanksOfKind = 8;
+
 // Of every device what was found for its set.
 void ListDevices(const Plan& plan, Evaluation& result) {
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
@@ -622,27 +625,40 @@ MemoryUse Evaluator::PeakOf(const NumberedStage& stage, const Order& order,
   return peaks_.Get(key, find);
 }
 
-std::vector<MemoryUse> Evaluator::MemoryOf(
-    const Plan& plan, const Blocks& blocks, std::span<const StepStage> stages,
-    std::span<const DeviceId> devices) const {
+// Shards of one kind differ by what does not divide evenly, of which the last
+// has most, and of images by what windows reach into their neighbours'.
+std::vector<KindMemory> Evaluator::MemoryByKindOf(const Plan& plan,
+                                                  const Blocks& blocks,
+                                                  const StepStage& stage,
+                                                  size_t s,
+                                                  const DeviceSet& set) const {
   const Neighbours& around = NeighboursFor(blocks.prefetch);
-  std::vector<MemoryUse> memory;
-  for (const DeviceId device : devices) {
-    size_t s = 0;
-    auto at = std::ranges::find(plan.groups[s].devices, device);
-    while (at == plan.groups[s].devices.end()) {
-      ++s;
-      at = std::ranges::find(plan.groups[s].devices, device);
+  const std::vector<DeviceId>& ranks = plan.groups[s].devices;
+  const bool windows = std::ranges::any_of(
+      graph_.nodes, [](const Node& node) { return node.op->windows; });
+  std::vector<KindMemory> memory;
+  for (DeviceSet& kind : KindsByShare(cluster_, plan.groups, set)) {
+    std::vector<DeviceId> some = {kind.devices.back()};
+    const size_t n = kind.devices.size();
+    const size_t more = windows ? std::min(n, kMostRanksOfKind) : 0;
+    for (size_t i = 0; i < more; ++i) {
+      some.push_back(kind.devices[i * n / more]);
     }
-    Blocks own = blocks;
-    own.position = static_cast<int>(at - plan.groups[s].devices.begin());
-    std::vector<bool> stale(own.blocks.size(), false);
-    for (const int b : stages[s].blocks) stale[static_cast<size_t>(b)] = true;
-    FindBlocks(plan, around, stale, own);
-    const NumberedStage stage =
-        StageOf(own.blocks, around.shapes, own.prefetch, stages[s],
-                own.order->splits[s], plan.microbatches);
-    memory.push_back(PeakOf(stage, *own.order, s, plan.microbatches));
+    MemoryUse most;
+    for (const DeviceId device : some) {
+      Blocks own = blocks;
+      own.position =
+          static_cast<int>(std::ranges::find(ranks, device) - ranks.begin());
+      std::vector<bool> stale(own.blocks.size(), false);
+      for (const int b : stage.blocks) stale[static_cast<size_t>(b)] = true;
+      FindBlocks(plan, around, stale, own);
+      const NumberedStage numbered =
+          StageOf(own.blocks, around.shapes, own.prefetch, stage,
+                  own.order->splits[s], plan.microbatches);
+      const MemoryUse use = PeakOf(numbered, *own.order, s, plan.microbatches);
+      if (use.total > most.total) most = use;
+    }
+    memory.push_back({std::move(kind), most});
   }
   return memory;
 }
@@ -740,7 +756,15 @@ Evaluation Evaluator::SimulateAnew(const Plan& plan) const {
   result.sources = Shares(time);
   CheckMemoryFits(
       facts_, index_.get(), plan,
-      [&](std::span<const DeviceId> of) { return PeakMemoryOf(tasks, of); },
+      [&](const DeviceSet& set) {
+        std::vector<KindMemory> memory;
+        for (DeviceSet& kind : DeviceKinds(cluster_, tasks)) {
+          if (kind.groups != set.groups) continue;
+          const DeviceId one[] = {kind.devices[0]};
+          memory.push_back({std::move(kind), PeakMemoryOf(tasks, one)[0]});
+        }
+        return memory;
+      },
       result);
   return result;
 }
@@ -819,8 +843,9 @@ Evaluation Evaluator::EvaluateChange(
   result.sources = Shares(time);
   CheckMemoryFits(
       facts_, index_.get(), plan,
-      [&](std::span<const DeviceId> of) {
-        return MemoryOf(plan, *now, stages, of);
+      [&](const DeviceSet& set) {
+        const size_t s = set.groups[0].index();
+        return MemoryByKindOf(plan, *now, stages[s], s, set);
       },
       result);
   basis = now;

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "costmodel/evaluate/block_template.h"
+#include "costmodel/evaluate/memory_check.h"
 #include "costmodel/evaluate/stage.h"
 #include "costmodel/evaluate/step.h"
 #include "costmodel/memo.h"
@@ -217,10 +218,10 @@ class Evaluator : public Objective {
   int64_t StreamsOf(const Plan& plan, int stages) const;
   MemoryUse PeakOf(const NumberedStage& stage, const Order& order,
                    size_t number, int microbatches) const;
-  // Of devices of a folded plan, each by its own shards.
-  std::vector<MemoryUse> MemoryOf(const Plan& plan, const Blocks& blocks,
-                                  std::span<const StepStage> stages,
-                                  std::span<const DeviceId> devices) const;
+  // Of the devices of stage `s` of a folded plan, which are `set`.
+  std::vector<KindMemory> MemoryByKindOf(const Plan& plan, const Blocks& blocks,
+                                         const StepStage& stage, size_t s,
+                                         const DeviceSet& set) const;
   std::shared_ptr<const Order> OrderOf(const Plan& plan) const;
   TaskCost WorldReduce(const Plan& plan) const;
   Evaluation EvaluateBySimulation(const Plan& plan) const;

@@ -27,42 +27,8 @@ std::pair<Bytes, Bytes> MemoriesOf(const Cluster& cluster,
   return {least, most};
 }
 
-// The devices of a set by type and by the shares that they have.
-std::vector<DeviceSet> KindsByShare(const Cluster& cluster,
-                                    std::span<const DeviceGroup> groups,
-                                    const DeviceSet& set) {
-  std::map<DeviceId, std::vector<int>> keys;
-  for (const DeviceId device : set.devices) {
-    keys[device] = {cluster.devices[device.index()].type};
-  }
-  for (const GroupId of : set.groups) {
-    const DeviceGroup& group = groups[of.index()];
-    for (size_t i = 0; i < group.devices.size(); ++i) {
-      const auto key = keys.find(group.devices[i]);
-      if (key == keys.end()) continue;
-      for (size_t a = 0; a < group.axes.size(); ++a) {
-        const std::vector<int>& shares = group.axes[a].shares;
-        if (shares.empty()) continue;
-        const int at =
-            group.Coordinate(static_cast<int>(i), static_cast<int>(a));
-        key->second.push_back(shares[static_cast<size_t>(at)]);
-      }
-    }
-  }
-  std::map<std::vector<int>, DeviceSet> kinds;
-  for (const DeviceId device : set.devices) {
-    DeviceSet& kind = kinds[keys[device]];
-    kind.name = set.name;
-    kind.groups = set.groups;
-    kind.devices.push_back(device);
-  }
-  std::vector<DeviceSet> all;
-  for (auto& [key, kind] : kinds) all.push_back(std::move(kind));
-  return all;
-}
-
 void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
-                  const Plan& plan, const MemoryOfDevices& memory_of,
+                  const Plan& plan, const MemoryByKind& memory_of,
                   Evaluation& result) {
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   AddOverheads(facts, index, plan, sets, result.memory);
@@ -100,12 +66,12 @@ void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
       check(sets[s], result.memory[s], smallest);
       continue;
     }
-    const std::vector<DeviceSet> kinds =
-        KindsByShare(facts.cluster, plan.groups, sets[s]);
-    // What does not divide evenly leaves most to the last.
-    std::vector<DeviceId> devices;
-    for (const DeviceSet& kind : kinds) devices.push_back(kind.devices.back());
-    std::vector<MemoryUse> memory = memory_of(devices);
+    std::vector<DeviceSet> kinds;
+    std::vector<MemoryUse> memory;
+    for (KindMemory& kind : memory_of(sets[s])) {
+      kinds.push_back(std::move(kind.devices));
+      memory.push_back(kind.memory);
+    }
     AddOverheads(facts, index, plan, kinds, memory);
     for (size_t k = 0; k < kinds.size(); ++k) {
       check(kinds[k], memory[k], MemoriesOf(facts.cluster, kinds[k]).first);
@@ -166,6 +132,37 @@ std::vector<DeviceSet> DeviceKinds(const Cluster& cluster,
   return parts;
 }
 
+std::vector<DeviceSet> KindsByShare(const Cluster& cluster,
+                                    std::span<const DeviceGroup> groups,
+                                    const DeviceSet& set) {
+  std::map<DeviceId, std::vector<int>> keys;
+  for (const DeviceId device : set.devices) {
+    keys[device] = {cluster.devices[device.index()].type};
+  }
+  for (const GroupId of : set.groups) {
+    const DeviceGroup& group = groups[of.index()];
+    for (size_t i = 0; i < group.devices.size(); ++i) {
+      const auto key = keys.find(group.devices[i]);
+      if (key == keys.end()) continue;
+      for (size_t a = 0; a < group.axes.size(); ++a) {
+        if (group.axes[a].shares.empty()) continue;
+        key->second.push_back(
+            group.Coordinate(static_cast<int>(i), static_cast<int>(a)));
+      }
+    }
+  }
+  std::map<std::vector<int>, DeviceSet> kinds;
+  for (const DeviceId device : set.devices) {
+    DeviceSet& kind = kinds[keys[device]];
+    kind.name = set.name;
+    kind.groups = set.groups;
+    kind.devices.push_back(device);
+  }
+  std::vector<DeviceSet> all;
+  for (auto& [key, kind] : kinds) all.push_back(std::move(kind));
+  return all;
+}
+
 void AddOverheads(const LoweringFacts& facts, const GraphIndex* index,
                   const Plan& plan, const std::vector<DeviceSet>& sets,
                   std::vector<MemoryUse>& memory) {
@@ -182,7 +179,7 @@ void AddOverheads(const LoweringFacts& facts, const GraphIndex* index,
 }
 
 void CheckMemoryFits(const LoweringFacts& facts, const GraphIndex* index,
-                     const Plan& plan, const MemoryOfDevices& memory_of,
+                     const Plan& plan, const MemoryByKind& memory_of,
                      Evaluation& result) {
   CheckDevices(facts, index, plan, memory_of, result);
   CheckHosts(facts.cluster, plan, result);

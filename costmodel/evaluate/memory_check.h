@@ -25,15 +25,25 @@ void AddOverheads(const LoweringFacts& facts, const GraphIndex* index,
                   const Plan& plan, const std::vector<DeviceSet>& sets,
                   std::vector<MemoryUse>& memory);
 
-// What devices keep, each by its own shards.
-using MemoryOfDevices =
-    std::function<std::vector<MemoryUse>(std::span<const DeviceId>)>;
+// The devices of a set of `groups` by type and by where they are on axes with
+// shares.
+std::vector<DeviceSet> KindsByShare(const Cluster& cluster,
+                                    std::span<const DeviceGroup> groups,
+                                    const DeviceSet& set);
+
+// What some devices of a set keep, the fullest of them by its own shards.
+struct KindMemory {
+  DeviceSet devices;
+  MemoryUse memory;
+};
+// All devices of a set.
+using MemoryByKind = std::function<std::vector<KindMemory>(const DeviceSet&)>;
 
 // Adds that to the memory of a result, and to its violations and overflow what
 // does not fit. The fullest device counts, but where shares are unequal smaller
-// devices may have less: of each type and share the last is looked at.
+// devices may have less: then each kind is looked at.
 void CheckMemoryFits(const LoweringFacts& facts, const GraphIndex* index,
-                     const Plan& plan, const MemoryOfDevices& memory_of,
+                     const Plan& plan, const MemoryByKind& memory_of,
                      Evaluation& result);
 
 }  // namespace tessera

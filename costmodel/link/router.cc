@@ -510,10 +510,10 @@ Router::Paths Router::Search(DeviceId from, const SearchArea& area,
     if (most < sum) break;
     const PathCost cost = paths.CostTo(vertex);
     if (cost + tails.From(vertex) < sum) continue;  // it was reached for less
-    if (left > 0 && std::ranges::find(ends, vertex) != ends.end() &&
-        --left == 0) {
-      most = sum;
-    }
+    const bool is_end =
+        left > 0 && NodeOf(vertex) == area.target &&
+        cluster_.vertices[vertex.index()].kind == VertexKind::kDevice;
+    if (is_end && --left == 0) most = sum;
     for (LinkId id : links_from_[vertex.index()]) {
       if (!IsIn(area, id)) continue;
       const Link& link = cluster_.links[id.index()];

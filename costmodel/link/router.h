@@ -153,8 +153,8 @@ class Router {
   // False where no link leads to the ends from outside of their node.
   bool AddTails(const SearchArea& area, VertexId source,
                 std::span<const VertexId> ends, Tails& tails) const;
-  // Until the last of `ends` is reached, devices of one node, or all is if
-  // there are none.
+  // Until the last of `ends`, all devices of area.target, is reached, or all is
+  // if there are none.
   Paths Search(DeviceId from, const SearchArea& area,
                std::span<const VertexId> ends) const;
   const std::vector<LinkId>& LastLinks(VertexId vertex, Paths& paths) const;

@@ -1,25 +1,40 @@
 #include "costmodel/whatif/rent.h"
 
 #include <algorithm>
+#include <charconv>
 #include <string_view>
 #include <vector>
 
+#include "planner/topology/topologies.h"
 #include "planner/topology/upkeep.h"
 
 namespace tessera {
 namespace {
 
-// The presets in "NAME[:COUNTS][+NAME…]".
-std::vector<std::string_view> PresetsOf(std::string_view name) {
-  std::vector<std::string_view> presets;
+// By node the presets that it may be of, in "NAME[:NODES…][+NAME…]": its own,
+// or all where there are not as many nodes as that says.
+std::vector<std::vector<std::string_view>> PresetsOf(const Cluster& cluster) {
+  std::string_view name = cluster.name;
+  std::vector<std::string_view> all;
+  std::vector<std::vector<std::string_view>> of_node;
   for (bool more = true; more;) {
     const size_t plus = name.find('+');
     const std::string_view part = name.substr(0, plus);
-    presets.push_back(part.substr(0, part.find(':')));
+    const size_t colon = part.find(':');
+    all.push_back(part.substr(0, colon));
+    size_t nodes = 1;
+    if (colon != std::string_view::npos) {
+      const std::string_view count = part.substr(colon + 1);
+      std::from_chars(count.data(), count.data() + count.size(), nodes);
+    }
+    of_node.resize(std::min<size_t>(of_node.size() + nodes, kMostNodes),
+                   {all.back()});
     more = plus != std::string_view::npos;
     if (more) name.remove_prefix(plus + 1);
   }
-  return presets;
+  const auto nodes = static_cast<size_t>(cluster.num_nodes());
+  if (of_node.size() != nodes) of_node.assign(nodes, all);
+  return of_node;
 }
 
 // A node, as it is paid for.
@@ -31,14 +46,15 @@ struct Rented {
 };
 
 std::vector<Rented> NodesOf(const Cluster& cluster) {
-  const std::vector<std::string_view> presets = PresetsOf(cluster.name);
+  const auto presets = PresetsOf(cluster);
   std::vector<Rented> nodes(static_cast<size_t>(cluster.num_nodes()));
   for (const Device& device : cluster.devices) {
     const auto& type = cluster.device_types[static_cast<size_t>(device.type)];
     Rented& node = nodes[static_cast<size_t>(device.node)];
     if (node.devices++ == 0) {
       node.price = 0;
-      for (const std::string_view preset : presets) {
+      for (const std::string_view preset :
+           presets[static_cast<size_t>(device.node)]) {
         const int together = InstanceDevices(preset, type.name);
         if (together == 0) continue;
         node.instance = preset;

@@ -8,6 +8,7 @@
 
 #include "planner/base/table.h"
 #include "planner/io/onnx_file.h"
+#include "planner/io/onnx_parameters.h"
 #include "planner/io/onnx_transposes.h"
 #include "planner/io/onnx_walk.h"
 
@@ -223,6 +224,7 @@ template <typename T, typename Finish>
 Result<T> Walked(const std::string& path, const ImportOptions& options,
                  bool all, Finish finish) {
   TESSERA_TRY(OnnxModel read, ReadOnnxFile(path));
+  TellParametersApart(read, path);
   FindTransposes(read, path);
   const OnnxModel model = std::move(read);
   if (model.opset < kLeastOpset || model.opset > kMostOpset) {

@@ -17,6 +17,20 @@ bool AllOnes(const Dim& dim) {
                              [](const Atom& atom) { return atom.extent == 1; });
 }
 
+// Tessera's operator for one of two tensors; empty where there is none. Truths
+// are 0 and 1.
+std::string_view OfTwo(std::string_view op) {
+  constexpr std::pair<std::string_view, std::string_view> kOps[] = {
+      {"Add", "add"},      {"Sub", "subtract"}, {"Mul", "multiply"},
+      {"Div", "divide"},   {"Max", "maximum"},  {"Min", "minimum"},
+      {"And", "multiply"}, {"Or", "maximum"},   {"Xor", "not_equal"},
+  };
+  for (const auto& [theirs, ours] : kOps) {
+    if (op == theirs) return ours;
+  }
+  return ComparisonOf(op);
+}
+
 // Whether one of the atoms is of x's tensor, not repeated by an Expand.
 bool OwnsSome(const Activation& x, const Dim& atoms) {
   return std::ranges::any_of(atoms, [&](const Atom& atom) {
@@ -84,9 +98,12 @@ Result<TensorId> Walk::Apply(TensorId x, const std::string& letters,
     return amount == 0 ? y : add("offset", {y}, {{"amount", amount}});
   };
   const auto keep = [&](TensorId y) { return materialised_[key] = y; };
-  for (const Function& function : Functions()) {
-    if (f->bends_beyond || !SameFunction(f->samples, function.f)) continue;
-    return keep(add(function.op, {x}));
+  const auto misfit = [&] {
+    return InvalidInput("no operator computes the function of '" + f->node +
+                        "'");
+  };
+  if (const auto op = f->form ? FunctionOf(*f->form) : ""; !op.empty()) {
+    return keep(add(op, {x}));
   }
   if (const auto factor = FactorOf(f.get())) return keep(scaled(x, *factor));
   std::vector<TensorId> of;  // terms that are tensors
@@ -95,91 +112,79 @@ Result<TensorId> Walk::Apply(TensorId x, const std::string& letters,
     TESSERA_TRY(const TensorId y, Apply(x, letters, term.of_x));
     of.push_back(y);
   }
-  const bool two = of.size() == 2;
   const std::string& op = f->op;
+  if (of.size() == 2) {
+    if (const auto ours = OfTwo(op); !ours.empty()) return keep(add(ours, of));
+    return misfit();
+  }
   // The number beside a tensor, and whether it is in front.
   const bool reversed = f->terms[0].number.has_value();
   const double number = reversed ? *f->terms[0].number
                         : f->terms.size() > 1 && f->terms[1].number
                             ? *f->terms[1].number
                             : 0;
-  if (op == "Add") return keep(two ? add("add", of) : moved(of[0], number));
+  if (op == "Add") return keep(moved(of[0], number));
   if (op == "Sub") {
-    if (two) return keep(add("subtract", of));
     return keep(reversed ? moved(scaled(of[0], -1), number)
                          : moved(of[0], -number));
   }
-  if (op == "Mul") {
-    return keep(two ? add("multiply", of) : scaled(of[0], number));
-  }
+  if (op == "Mul") return keep(scaled(of[0], number));
   if (op == "Div") {
-    if (two) return keep(add("divide", of));
+    if (!reversed && number == 0) {
+      return InvalidInput("'" + f->node + "' divides by 0");
+    }
     return keep(reversed ? scaled(add("reciprocal", of), number)
                          : scaled(of[0], 1 / number));
   }
   if (op == "Max" || op == "Min") {
-    if (two) return keep(add(op == "Max" ? "maximum" : "minimum", of));
     const double bound = std::clamp(number, -kMost, kMost);
     return keep(add("clip", of,
                     {{"least", op == "Max" ? bound : -kMost},
                      {"most", op == "Max" ? kMost : bound}}));
   }
-  if (op == "Pow" && !two && !reversed) {
+  if (op == "Pow" && !reversed) {
     return keep(add("power", of, {{"exponent", number}}));
   }
-  if (op == "Pow" && reversed && number > 0) {
+  if (op == "Pow" && number > 0) {
     return keep(add("exp", {scaled(of[0], std::log(number))}));
   }
   if (const auto compares = ComparisonOf(op); !compares.empty()) {
-    if (two) return keep(add(compares, of));
     // The number, as a tensor like the other.
-    const TensorId same =
-        add("clip", of, {{"least", number}, {"most", number}});
+    const double bound = std::clamp(number, -kMost, kMost);
+    const TensorId same = add("clip", of, {{"least", bound}, {"most", bound}});
     return keep(reversed ? add(compares, {same, of[0]})
                          : add(compares, {of[0], same}));
   }
-  if (op == "Not") return keep(moved(scaled(of[0], -1), 1));
+  const auto negated = [&] { return moved(scaled(of[0], -1), 1); };
+  const bool holds = number != 0;
+  if (op == "Not") return keep(negated());
+  if (op == "And") return keep(holds ? of[0] : scaled(of[0], 0));
+  if (op == "Or") return keep(holds ? moved(scaled(of[0], 0), 1) : of[0]);
+  if (op == "Xor") return keep(holds ? negated() : of[0]);
   if (op == ":leaky_relu") {
     return keep(add("leaky_relu", of, {{"slope", number}}));
   }
   if (op == ":elu") return keep(add("elu", of, {{"alpha", number}}));
   if (op == "Neg") return keep(scaled(of[0], -1));
   constexpr std::pair<std::string_view, std::string_view> kSame[] = {
-      {"Abs", "abs"},   {"Cos", "cos"},
-      {"Erf", "erf"},   {"Exp", "exp"},
-      {"Log", "log"},   {"Reciprocal", "reciprocal"},
-      {"Relu", "relu"}, {"Sigmoid", "sigmoid"},
-      {"Sin", "sin"},   {"Softplus", "softplus"},
-      {"Sqrt", "sqrt"}, {"Tanh", "tanh"},
+      {"Abs", "abs"},    {"Cos", "cos"},
+      {"Erf", "erf"},    {"Exp", "exp"},
+      {"Log", "log"},    {"Reciprocal", "reciprocal"},
+      {"Relu", "relu"},  {"Sigmoid", "sigmoid"},
+      {"Sin", "sin"},    {"Softplus", "softplus"},
+      {"Sqrt", "sqrt"},  {"Tanh", "tanh"},
+      {":gelu", "gelu"}, {":gelu_erf", "gelu_erf"},
   };
   for (const auto& [theirs, ours] : kSame) {
     if (op == theirs) return keep(add(ours, of));
   }
-  return InvalidInput("no operator computes the function of '" + f->node + "'");
+  return misfit();
 }
 
 Result<void> Walk::Gelu(const OnnxNode& node) {
-  TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(Activation x, ForAnother(node, 0));
   const bool tanh = node.Text("approximate", "none") == "tanh";
-  // A function of its own, told apart by its values.
-  const auto old = x.f;
-  auto made = std::make_shared<Expression>();
-  made->op = node.op;
-  made->terms = {{{}, old}};
-  made->node = NameOf(node);
-  made->depth = old == nullptr ? 1 : old->depth + 1;
-  for (size_t i = 0; i < std::size(kPoints); ++i) {
-    made->samples.push_back(Functions()[tanh ? 1 : 2].f(
-        old == nullptr ? kPoints[i] : old->samples[i]));
-  }
-  if (old != nullptr) {
-    TESSERA_TRY(x, Materialise(std::move(x)));
-    for (size_t i = 0; i < std::size(kPoints); ++i) {
-      made->samples[i] = Functions()[tanh ? 1 : 2].f(kPoints[i]);
-    }
-    made->terms = {{}};
-  }
-  x.f = std::move(made);
+  x.f = MakeExpression(tanh ? ":gelu" : ":gelu_erf", {{{}, x.f}}, NameOf(node));
   Set(node, ActivationValue(std::move(x)));
   return {};
 }
@@ -357,6 +362,7 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
            });
   };
   if (x && y && !together()) return Binary(node, *x, *y);
+  if (!x && !y) return InvalidInput("computes with numbers alone");
   Activation result = x ? *x : *y;
   std::vector<Term> terms;
   for (const NumberOrTensor& operand : operands) {
@@ -466,22 +472,7 @@ std::string Walk::RuleOf(const Activation& x, std::span<const Dim> as,
 }
 
 Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
-  constexpr std::pair<std::string_view, std::string_view> kOps[] = {
-      {"Add", "broadcast_add"},
-      {"Sub", "subtract"},
-      {"Mul", "multiply"},
-      {"Div", "divide"},
-      {"Max", "maximum"},
-      {"Min", "minimum"},
-      // Of 0 and 1.
-      {"And", "multiply"},
-      {"Or", "maximum"},
-      {"Xor", "not_equal"},
-  };
-  std::string_view op = ComparisonOf(node.op);
-  for (const auto& [theirs, ours] : kOps) {
-    if (node.op == theirs) op = ours;
-  }
+  std::string_view op = OfTwo(node.op);
   if (op.empty()) {
     return InvalidInput(
         "of two tensors only sums, differences, products, quotients, the "
@@ -504,7 +495,7 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
   const std::string of_x = RuleOf(x, z.dims, letters);
   const std::string of_y = RuleOf(y, z.dims, letters);
   LeaveRepeated(of_x + of_y, z.own, to);
-  if (op == "broadcast_add" && of_x == to && of_y == to) op = "add";
+  if (op == "add" && !(of_x == to && of_y == to)) op = "broadcast_add";
   TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x, &y}));
   z.tensor = builder_.Add1(op, Unique(NameOf(node)), {x.tensor, y.tensor},
                            of_x + "," + of_y + "->" + to);
@@ -584,8 +575,11 @@ Result<void> Walk::CheckRule(std::span<const Atom> result,
     }
   }
   if (dims > kMaxDims) {
-    return InvalidInput("has a tensor of more than " +
-                        std::to_string(kMaxDims) + " dimensions");
+    atoms_.JoinPlaces();
+    return InvalidInput(
+        "has a tensor of more than " + std::to_string(kMaxDims) +
+        " dimensions, as other nodes take its dimensions apart (" +
+        TextOf(ExtentsOf(result)) + ")");
   }
   return {};
 }

@@ -287,6 +287,33 @@ Result<void> Walk::LpNorm(const OnnxNode& node) {
   return {};
 }
 
+// m + log(sum(exp(x - m))), m the largest: exponentials are at most 1.
+Result<void> Walk::ReduceLogSumExp(const OnnxNode& node) {
+  std::vector<OnnxAttribute> kept = node.attributes;
+  std::erase_if(kept, [](const OnnxAttribute& attribute) {
+    return attribute.name == "keepdims";
+  });
+  const auto reduced = [&](const std::string& op, const std::string& x,
+                           const std::vector<OnnxAttribute>& attributes) {
+    std::vector<std::string> inputs = node.inputs;
+    inputs[0] = x;
+    return Part(node, op, std::move(inputs), attributes);
+  };
+  const std::string& x = node.inputs[0];
+  TESSERA_TRY(const std::string beside, reduced("ReduceMax", x, kept));
+  TESSERA_TRY(std::string y, Part(node, "Sub", {x, beside}));
+  TESSERA_TRY(y, Part(node, "Exp", {y}));
+  TESSERA_TRY(y, reduced("ReduceSum", y, node.attributes));
+  TESSERA_TRY(y, Part(node, "Log", {y}));
+  std::string most = beside;
+  if (node.Int("keepdims", 1) == 0) {
+    TESSERA_TRY(most, reduced("ReduceMax", x, node.attributes));
+  }
+  TESSERA_TRY(y, Part(node, "Add", {y, most}));
+  Rename(node, y);
+  return {};
+}
+
 Result<void> Walk::ReduceMore(const OnnxNode& node) {
   std::string x = node.inputs[0];
   std::string reduction = "ReduceSum";
@@ -294,8 +321,6 @@ Result<void> Walk::ReduceMore(const OnnxNode& node) {
     TESSERA_TRY(x, Part(node, "Abs", {x}));
   } else if (node.op == "ReduceL2" || node.op == "ReduceSumSquare") {
     TESSERA_TRY(x, Part(node, "Mul", {x, x}));
-  } else if (node.op == "ReduceLogSumExp") {
-    TESSERA_TRY(x, Part(node, "Exp", {x}));
   } else if (node.op == "ReduceMin") {
     TESSERA_TRY(x, Part(node, "Neg", {x}));
     reduction = "ReduceMax";
@@ -306,7 +331,7 @@ Result<void> Walk::ReduceMore(const OnnxNode& node) {
               Part(node, reduction, std::move(inputs), node.attributes));
   if (node.op == "ReduceL2") {
     TESSERA_TRY(y, Part(node, "Sqrt", {y}));
-  } else if (node.op == "ReduceLogSum" || node.op == "ReduceLogSumExp") {
+  } else if (node.op == "ReduceLogSum") {
     TESSERA_TRY(y, Part(node, "Log", {y}));
   } else if (node.op == "ReduceMin") {
     TESSERA_TRY(y, Part(node, "Neg", {y}));

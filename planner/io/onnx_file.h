@@ -45,6 +45,19 @@ struct OnnxTensor {
   std::vector<std::string> made_of;
   // Whether from nothing else, by one step: laid out otherwise.
   bool is_copy = false;
+  // Whether a step of it repeats elements, by its name.
+  bool is_repeated = false;
+  // What was computed on the way from its parameters, where that is more than
+  // to lay them out otherwise: "exp", "div".
+  std::string arithmetic;
+  // Of planner/io/onnx_parameters.h. Whether all that reads it reads one
+  // parameter; else vectors that several nodes read may be several, which were
+  // equal when the file was written.
+  bool is_one = false;
+  // The tensor in the file that has its numbers, where it has no others.
+  std::string stored_as;
+  // The tensor that it is a copy of, which is read in its place.
+  std::string copy_of;
   // The parameter whose transpose it is (planner/io/onnx_transposes.h).
   std::string transpose_of;
 
@@ -64,12 +77,22 @@ struct OnnxAttribute {
   OnnxTensor t;
 };
 
+// A note of PyTorch's newer exporter: of which call of PyTorch a node is a part
+// ("linear_3"), what that reads, by PyTorch's names, and the path of the module
+// that has it.
+struct TorchCall {
+  std::string name;  // empty: the file does not say
+  std::vector<std::string> reads;
+  std::string module;
+};
+
 struct OnnxNode {
   std::string name;  // may be empty
   std::string op;    // with its domain, where it is not the standard one
   std::vector<std::string> inputs;
   std::vector<std::string> outputs;
   std::vector<OnnxAttribute> attributes;
+  TorchCall call;
 
   // Null where the node lacks it.
   const OnnxAttribute* Find(std::string_view attribute) const;
@@ -91,9 +114,21 @@ struct OnnxInput {
   std::vector<OnnxDimension> dims;
 };
 
+// A tensor of a PyTorch model, as the file's notes list it.
+struct TorchTensor {
+  std::string name;  // "layers.0.weight"
+  bool is_parameter = false;
+};
+
 struct OnnxModel {
   int64_t opset = 0;  // of the standard operators
   std::string producer;
+  // By what PyTorch's calls have them as: "p_layers_0_weight".
+  std::map<std::string, TorchTensor> torch_tensors;
+  // Tensors of which the file does not say it: those that are taken for one
+  // parameter, and for several (planner/io/onnx_parameters.h).
+  std::vector<std::string> maybe_several;
+  std::vector<std::string> maybe_one;
   std::vector<OnnxNode> nodes;
   std::vector<OnnxTensor> initializers;
   std::vector<OnnxInput> inputs;  // without those that have initializers

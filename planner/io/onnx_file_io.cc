@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <sstream>
 
 #include "planner/base/file.h"
 #include "planner/io/onnx_file.h"
@@ -207,10 +209,53 @@ OnnxTensor FromProto(proto::onnx::Tensor& from, const std::string& path) {
   return tensor;
 }
 
+// The texts between `before` and the next "'".
+std::vector<std::string> Quoted(std::string_view text,
+                                std::string_view before) {
+  std::vector<std::string> found;
+  for (size_t at = text.find(before); at != text.npos;
+       at = text.find(before, at)) {
+    at += before.size();
+    const size_t end = text.find('\'', at);
+    if (end == text.npos) break;
+    found.emplace_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return found;
+}
+
+// The names in a line of PyTorch's graph, "%y : call(args = (%x, %p_w))".
+std::vector<std::string> Named(std::string_view line) {
+  std::vector<std::string> names;
+  for (size_t at = line.find('%'); at != line.npos; at = line.find('%', at)) {
+    const size_t begin = ++at;
+    while (at < line.size() &&
+           (std::isalnum(static_cast<unsigned char>(line[at])) != 0 ||
+            line[at] == '_')) {
+      ++at;
+    }
+    names.emplace_back(line.substr(begin, at - begin));
+  }
+  return names;
+}
+
 OnnxNode FromProto(proto::onnx::Node& from, const std::string& path) {
   OnnxNode node;
   node.name = from.name();
   node.op = from.op_type();
+  for (const proto::onnx::Entry& note : from.metadata_props()) {
+    if (note.key() == "pkg.torch.onnx.fx_node") {
+      std::vector<std::string> names = Named(note.value());
+      if (names.empty()) continue;
+      node.call.name = names[0];
+      names.erase(names.begin());
+      node.call.reads = std::move(names);
+    } else if (note.key() == "pkg.torch.onnx.name_scopes") {
+      // Modules from the outermost one on, and the call.
+      const std::vector<std::string> scopes = Quoted(note.value(), "'");
+      if (scopes.size() > 1) node.call.module = scopes[scopes.size() - 2];
+    }
+  }
   if (!from.domain().empty() && from.domain() != "ai.onnx") {
     node.op = from.domain() + "." + node.op;
   }
@@ -241,19 +286,64 @@ OnnxInput FromProto(const proto::onnx::ValueInfo& from) {
   return input;
 }
 
-// The texts between `before` and the next "'".
-std::vector<std::string> Quoted(std::string_view text,
-                                std::string_view before) {
-  std::vector<std::string> found;
-  for (size_t at = text.find(before); at != text.npos;
-       at = text.find(before, at)) {
-    at += before.size();
-    const size_t end = text.find('\'', at);
-    if (end == text.npos) break;
-    found.emplace_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return found;
+// Whether a call of PyTorch of this name, "transpose_1", gives elements other
+// places or makes constants; so does a step within a call, "val_7", which lays
+// out what the call reads.
+bool OnlyMoves(std::string_view name) {
+  constexpr std::string_view kMoves[] = {"_to_copy",
+                                         "alias",
+                                         "arange",
+                                         "as_strided",
+                                         "broadcast_in_dim",
+                                         "cat",
+                                         "chunk",
+                                         "clone",
+                                         "concat",
+                                         "constant_pad_nd",
+                                         "contiguous",
+                                         "detach",
+                                         "embedding",
+                                         "empty",
+                                         "expand",
+                                         "flatten",
+                                         "flip",
+                                         "full",
+                                         "gather",
+                                         "getitem",
+                                         "index",
+                                         "lift_fresh_copy",
+                                         "movedim",
+                                         "narrow",
+                                         "new_full",
+                                         "new_ones",
+                                         "new_zeros",
+                                         "ones",
+                                         "pad",
+                                         "permute",
+                                         "repeat",
+                                         "reshape",
+                                         "roll",
+                                         "scalar_tensor",
+                                         "select",
+                                         "slice",
+                                         "split",
+                                         "squeeze",
+                                         "stack",
+                                         "swapaxes",
+                                         "t",
+                                         "tile",
+                                         "to",
+                                         "transpose",
+                                         "unbind",
+                                         "unflatten",
+                                         "unsqueeze",
+                                         "val",
+                                         "view",
+                                         "zeros"};
+  return std::ranges::any_of(kMoves, [&](std::string_view move) {
+    return name.starts_with(move) &&
+           (name.size() == move.size() || name[move.size()] == '_');
+  });
 }
 
 // Notes of PyTorch's newer exporter: the graph's of all parameters, an
@@ -270,13 +360,26 @@ void FindParameters(const proto::onnx::Graph& graph, OnnxModel& model) {
   for (const proto::onnx::Entry& entry : graph.metadata_props()) {
     if (entry.key() != kSignature) continue;
     listed = true;
-    for (std::string& name : Quoted(entry.value(), ": PARAMETER target='")) {
-      parameters.insert(std::move(name));
+    std::istringstream lines(entry.value());
+    for (std::string line; std::getline(lines, line);) {
+      // "p_body_w: PARAMETER target='body.w'"
+      const size_t end = line.find(": ");
+      const std::vector<std::string> names = Quoted(line, " target='");
+      if (end == line.npos || names.empty()) continue;
+      const bool is_parameter = line.find(": PARAMETER ") == end;
+      model.torch_tensors[line.substr(0, end)] = {names[0], is_parameter};
+      if (is_parameter) parameters.insert(names[0]);
     }
+  }
+  std::set<std::string> listed_names;
+  for (const auto& [as, tensor] : model.torch_tensors) {
+    listed_names.insert(tensor.name);
   }
   std::map<std::string, bool> known;
   std::map<std::string, std::vector<std::string>> folded;
   std::set<std::string> copies;
+  std::map<std::string, std::string> arithmetic;
+  std::set<std::string> repeated;
   for (const proto::onnx::ValueInfo& value : graph.value_info()) {
     for (const proto::onnx::Entry& entry : value.metadata_props()) {
       if (entry.key() == kKind) {
@@ -284,6 +387,16 @@ void FindParameters(const proto::onnx::Graph& graph, OnnxModel& model) {
       } else if (entry.key() == kFoldedFrom && listed) {
         std::vector<std::string> names = Quoted(entry.value(), "'");
         if (names.size() == 1) copies.insert(value.name());
+        const auto note = [&](const std::string& name) {
+          if (name.starts_with("expand") || name.starts_with("repeat") ||
+              name.starts_with("tile")) {
+            repeated.insert(value.name());
+          }
+          if (listed_names.contains(name) || OnlyMoves(name)) return;
+          arithmetic.emplace(value.name(), name);
+        };
+        note(value.name());
+        std::ranges::for_each(names, note);
         std::erase_if(names, [&](const std::string& name) {
           return !parameters.contains(name);
         });
@@ -300,6 +413,11 @@ void FindParameters(const proto::onnx::Graph& graph, OnnxModel& model) {
     tensor.is_folded = true;
     tensor.made_of = made->second;
     tensor.is_copy = copies.contains(tensor.name);
+    tensor.is_repeated = repeated.contains(tensor.name);
+    const auto computed = arithmetic.find(tensor.name);
+    if (!tensor.made_of.empty() && computed != arithmetic.end()) {
+      tensor.arithmetic = computed->second;
+    }
   }
 }
 

@@ -109,8 +109,7 @@ Result<OnnxComputation> Walk::FinishComputation() {
     TESSERA_TRY(made.graph, builder_.Finish(loss));
   }
   for (const BoundInput& input : sizes_.inputs) {
-    made.inputs.push_back(
-        {input.input->name, values_[input.input->name].x.tensor});
+    made.inputs.push_back({input.input->name, inputs_[input.input]});
   }
   made.layout = layout_;
   return made;
@@ -150,7 +149,13 @@ Result<Graph> Walk::Finish() {
                             " does not go with",
                         where);
   }
-  auto logits = Materialise(value.x);
+  Activation last = value.x;
+  // Of its operand the loss is that of the sigmoid's result.
+  if (row->name == "binary_cross_entropy" && last.f != nullptr &&
+      last.f->op == "Sigmoid") {
+    last.f = last.f->terms[0].of_x;
+  }
+  auto logits = Materialise(std::move(last));
   if (logits && logits->own.size() > logits->dims.size()) {
     logits = WithoutOnes(reader, *std::move(logits));
   }

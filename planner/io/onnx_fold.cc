@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "planner/base/element_count.h"
+
 namespace tessera {
 namespace {
 
@@ -54,7 +56,11 @@ Error Misfit() {
 
 Folded Elementwise(const OnnxNode& node, Operands operands) {
   const OnnxConstant& a = *operands[0];
-  const OnnxFunction f = OnnxFunctionOf(node.op, a.is_float);
+  // With the sign of the dividend, not the divisor.
+  const bool fmod = node.op == "Mod" && node.Int("fmod", 0) != 0;
+  const OnnxFunction f =
+      fmod ? [](double x, double y) { return std::fmod(x, y); }
+           : OnnxFunctionOf(node.op, a.is_float);
   OnnxConstant y = {a.shape, {}, a.is_float && ComparisonOf(node.op).empty()};
   if (operands.size() == 1) {
     for (double value : a.values) y.values.push_back(f(value, 0));
@@ -349,8 +355,7 @@ std::optional<int64_t> OnnxElements(const Shape& shape) {
 
 Shape OnnxStrides(const Shape& shape) {
   Shape strides(shape.size(), 1);
-  double elements = 1;
-  for (const int64_t extent : shape) elements *= static_cast<double>(extent);
+  const double elements = LargeElementCount(shape);
   if (!(elements > 0 && elements < 0x1p53)) return strides;
   for (size_t d = shape.size(); d-- > 1;) {
     strides[d - 1] = strides[d] * shape[d];
@@ -371,6 +376,24 @@ std::optional<Shape> OnnxBroadcast(const Shape& a, const Shape& b) {
     shape[d] = x == 1 ? y : x;
   }
   return shape;
+}
+
+OnnxPlaces OnnxPlacesOf(int64_t extent, int64_t start, int64_t end,
+                        int64_t step) {
+  if (extent == 0) return {};
+  // An end may be in front of the first place, or behind the last; a start that
+  // is where no place is begins at the next one.
+  const int64_t first = step > 0 ? 0 : -1;
+  const int64_t last = step > 0 ? extent : extent - 1;
+  const auto place = [&](int64_t at, int64_t least) {
+    return at < -extent ? least
+                        : std::clamp(at < 0 ? at + extent : at, least, last);
+  };
+  const int64_t begin = place(start, 0);
+  const int64_t room =
+      step > 0 ? place(end, first) - begin : begin - place(end, first);
+  const int64_t apart = std::abs(step);
+  return {begin, (std::max<int64_t>(0, room) + apart - 1) / apart};
 }
 
 std::optional<OnnxSlice> OnnxSliceOf(
@@ -401,21 +424,11 @@ std::optional<OnnxSlice> OnnxSliceOf(
     if (!d || steps[i] == 0 || std::abs(steps[i]) > kMostStep) {
       return std::nullopt;
     }
-    const int64_t extent = shape[*d];
-    const bool forward = steps[i] > 0;
-    const auto place = [&](int64_t at) {
-      if (at < -extent) return forward ? int64_t{0} : int64_t{-1};
-      if (at < 0) at += extent;
-      return std::clamp<int64_t>(at, forward ? 0 : -1,
-                                 forward ? extent : extent - 1);
-    };
-    const int64_t first = place(starts[i]);
-    const int64_t end = place(ends[i]);
-    const int64_t room =
-        std::max<int64_t>(0, forward ? end - first : first - end);
-    slice.first[*d] = first;
+    const OnnxPlaces places =
+        OnnxPlacesOf(shape[*d], starts[i], ends[i], steps[i]);
+    slice.first[*d] = places.first;
     slice.step[*d] = steps[i];
-    slice.shape[*d] = (room + std::abs(steps[i]) - 1) / std::abs(steps[i]);
+    slice.shape[*d] = places.count;
   }
   return slice;
 }
@@ -525,8 +538,6 @@ Result<std::optional<OnnxConstant>> FoldOnnx(
     return i < operands.size() && operands[i] != nullptr;
   };
   if (ApplyOnnx(node.op, 1, 1, true)) {
-    // With the sign of the dividend.
-    if (node.Int("fmod", 0) != 0) return std::optional<OnnxConstant>();
     if (operands.size() > 2 || (operands.size() == 2 && !given(1))) {
       return std::optional<OnnxConstant>();
     }

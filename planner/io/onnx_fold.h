@@ -46,6 +46,16 @@ Shape OnnxStrides(const Shape& shape);
 // The shape that operands are broadcast to, or nothing.
 std::optional<Shape> OnnxBroadcast(const Shape& a, const Shape& b);
 
+// The places of a dimension of `extent` that a Slice takes from `start` to
+// `end`, which are counted from the back where they are negative and may be
+// beyond it: `first`, and every `step`-th behind it. REQUIRES: step != 0.
+struct OnnxPlaces {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+OnnxPlaces OnnxPlacesOf(int64_t extent, int64_t start, int64_t end,
+                        int64_t step);
+
 // The places of a Slice of a tensor in each dimension: `first`, and every
 // `step`-th behind it. `operands` are the node's; the first is not read.
 // Nothing where they do not fit.

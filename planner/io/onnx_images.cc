@@ -528,6 +528,7 @@ Result<void> Walk::BatchNorm(const OnnxNode& node) {
   };
   if (is_average(given[3]) && is_average(given[4])) {
     for (const size_t operand : {3, 4}) {
+      averages_.insert(given[operand].weight);
       TESSERA_TRY(operands.emplace_back(),
                   Weight(given[operand], {0}, shape, 0, operand == 4 ? 1 : 0));
       buffers_.erase(given[operand].weight);  // as it should be
@@ -573,11 +574,16 @@ Result<void> Walk::MeanOfImage(const OnnxNode& node) {
 }
 
 Result<void> Walk::GlobalAveragePool(const OnnxNode& node) {
-  if (ShapeOf(In(node, 0)).size() != 4) return GlobalMaxPool(node);
-  return MeanOfImage(node);
+  if (ShapeOf(In(node, 0)).size() == 4) return MeanOfImage(node);
+  return ReducedPlaces(node, "ReduceMean");
 }
 
 Result<void> Walk::GlobalMaxPool(const OnnxNode& node) {
+  return ReducedPlaces(node, "ReduceMax");
+}
+
+Result<void> Walk::ReducedPlaces(const OnnxNode& node,
+                                 const std::string& reduction) {
   std::vector<int64_t> axes(ShapeOf(In(node, 0)).size());
   std::iota(axes.begin(), axes.end(), 0);
   axes.erase(axes.begin(),
@@ -585,10 +591,8 @@ Result<void> Walk::GlobalMaxPool(const OnnxNode& node) {
   OnnxAttribute over;
   over.name = "axes";
   over.ints = axes;
-  TESSERA_TRY(
-      const std::string y,
-      Part(node, node.op == "GlobalMaxPool" ? "ReduceMax" : "ReduceMean",
-           {node.inputs[0]}, {over}));
+  TESSERA_TRY(const std::string y,
+              Part(node, reduction, {node.inputs[0]}, {over}));
   Rename(node, y);
   return {};
 }

@@ -193,8 +193,11 @@ Result<Activation> Walk::JoinedTensors(const OnnxNode& node,
     }
     if (!alike) return InvalidInput("joins tensors of different sizes");
   }
-  // An operator joins six.
+  // An operator joins six, or as many as its rule has factors for beside the
+  // joint and the other dimensions.
   constexpr std::string_view kLetters = "mnopqr";
+  const size_t most = std::min(
+      kLetters.size(), static_cast<size_t>(kMaxFactors) - parts[0].own.size());
   const std::string name = NameOf(node);
   Activation joint = parts[0];
   Letters others("mnopqrd");
@@ -206,7 +209,7 @@ Result<Activation> Walk::JoinedTensors(const OnnxNode& node,
         others.Of(std::span(joint.own).subspan(at, 1));
   }
   for (size_t first = 1; first < parts.size();) {
-    const size_t last = std::min(parts.size(), first + kLetters.size() - 1);
+    const size_t last = std::min(parts.size(), first + most - 1);
     std::string rule = front + "m!" + behind;
     std::vector<TensorId> operands = {joint.tensor};
     int64_t channels = joint.own[place].extent;

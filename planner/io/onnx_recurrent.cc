@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "planner/io/onnx_elements.h"
 #include "planner/io/onnx_walk.h"
 
 namespace tessera::onnx {
@@ -139,14 +140,10 @@ Result<void> Walk::PartOfSlab(const OnnxNode& node) {
       if (!d || s >= ends.size() || s >= steps.size() || steps[s] != 1) {
         return InvalidInput("expected places behind each other");
       }
-      const int64_t extent = slab.shape[*d];
-      const auto place = [&](int64_t at) {
-        return std::clamp<int64_t>(at < 0 ? at + extent : at, 0, extent);
-      };
-      const int64_t begin = place(starts[s]);
-      const int64_t count = place(ends[s]) - begin;
-      if (count < 1) return InvalidInput("has no places");
-      slab = CutOf(slab, *d, begin, count);
+      const OnnxPlaces places =
+          OnnxPlacesOf(slab.shape[*d], starts[s], ends[s], /*step=*/1);
+      if (places.count < 1) return InvalidInput("has no places");
+      slab = CutOf(slab, *d, places.first, places.count);
     }
   } else if (node.op == "Transpose") {
     TESSERA_TRY(const std::vector<size_t> order, OrderOf(node, rank));
@@ -299,23 +296,22 @@ Result<bool> Walk::CutStates(const OnnxNode& node) {
   if (slice && Has(node, 3)) {
     TESSERA_TRY(axes, Ints(node, 3));
   }
-  const auto place = [&](int64_t at) {
-    return std::clamp<int64_t>(at < 0 ? at + count : at, 0, count);
-  };
   if (axes.size() != 1 || first.size() != 1 ||
       AxisOf(axes[0], rank) != value.axis) {
     return false;
   }
-  const int64_t begin = place(first[0]);
-  int64_t end = begin + 1;
+  OnnxPlaces places;
   if (slice) {
     TESSERA_TRY(const std::vector<int64_t> ends, Ints(node, 2));
     if (ends.size() != 1) return false;
-    end = place(ends[0]);
+    places = OnnxPlacesOf(count, first[0], ends[0], /*step=*/1);
+  } else if (const auto one = AxisOf(first[0], value.pieces.size())) {
+    places = {static_cast<int64_t>(*one), 1};
   }
-  if (begin >= end || end > count) return InvalidInput("has no places");
+  if (places.count < 1) return InvalidInput("has no places");
   Value some = value;
-  some.pieces.assign(value.pieces.begin() + begin, value.pieces.begin() + end);
+  const auto begin = value.pieces.begin() + places.first;
+  some.pieces.assign(begin, begin + places.count);
   if (some.pieces.size() == 1) some = ActivationValue(some.pieces[0]);
   // A Gather of one place by a number leaves out its dimension.
   if (!slice && ShapeOf(In(node, 1)).empty()) {
@@ -397,6 +393,11 @@ Result<std::vector<TensorId>> Walk::StepsOf(const OnnxNode& node,
   TESSERA_TRY(Activation whole, Computed(node, 0));
   TESSERA_TRY(whole, WithoutOnes(node, std::move(whole)));
   TESSERA_TRY(x, Contiguous(node, turn(whole)));
+  // Such as an image's channels and rows, which are a step's features.
+  for (const size_t d : {1, 2}) {
+    if (x.dims[d].size() < 2) continue;
+    TESSERA_TRY(x, Joined(node, std::move(x), d));
+  }
   const auto count = Extent(x.dims[1]);
   if (x.dims[0].size() != 1 || x.dims[1].size() > 1 || x.dims[2].size() != 1) {
     return InvalidInput(
@@ -437,6 +438,12 @@ Result<TensorId> Walk::InitialState(const OnnxNode& node, size_t operand,
     return InvalidInput(
         "its initial state is a constant: expected zeros, or "
         "what another node computes");
+  }
+  // Zeros for each of as many samples as the exporter was given, which may be
+  // too many to be computed with.
+  if (value.Is(Value::Kind::kWeight) && value.whole == nullptr &&
+      value.source->is_parameter != true && AreZeros(*value.source, path_)) {
+    return TensorId();
   }
   const Shape shape = ShapeOf(value);
   Shape expected = {call.directions, call.samples, call.hidden};

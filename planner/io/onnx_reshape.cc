@@ -57,7 +57,8 @@ namespace {
 
 // Whether the function that a node makes is 0 or 1 everywhere.
 bool MakesMarks(const Expression* f) {
-  return f != nullptr && (!ComparisonOf(f->op).empty() || f->op == "Not");
+  return f != nullptr && (!ComparisonOf(f->op).empty() || f->op == "Not" ||
+                          f->op == "And" || f->op == "Or" || f->op == "Xor");
 }
 
 }  // namespace
@@ -219,6 +220,15 @@ Result<void> Walk::SetReshaped(const OnnxNode& node, const Shape& to) {
   }
   TESSERA_TRY(Activation x, Computed(node, 0));
   TESSERA_TRY(x, Relabelled(std::move(x), to));
+  // [samples, channels, places], or a series of lines.
+  if (atoms_.JoinsPlaces() && to.size() == 3) {
+    const auto is_part = [&](const Atom& atom) { return atoms_.IsPart(atom); };
+    const Dim places = Wide(x.dims[2]);
+    if (places.size() == 2 && !std::ranges::any_of(places, is_part) &&
+        !HasSamples(places)) {
+      TESSERA_TRY(x, Joined(node, std::move(x), 2));
+    }
+  }
   Set(node, ActivationValue(std::move(x)));
   return {};
 }

@@ -141,18 +141,10 @@ Result<void> Walk::Rotate(const OnnxNode& node, const Rotary& rotary) {
   }
   for (const OnnxNode* slice : {rotary.low, rotary.high}) {
     if (slice == nullptr) continue;
-    const bool low = slice == rotary.low;
-    TESSERA_TRY(const std::vector<int64_t> starts, Ints(*slice, 1));
-    TESSERA_TRY(const std::vector<int64_t> ends, Ints(*slice, 2));
-    TESSERA_TRY(const std::vector<int64_t> axes, Ints(*slice, 3));
-    std::vector<int64_t> steps = {1};
-    if (Has(*slice, 4)) {
-      TESSERA_TRY(steps, Ints(*slice, 4));
-    }
-    const int64_t begin = low ? 0 : features / 2;
-    if (starts != Shape{begin} || ends.size() != 1 || axes.size() != 1 ||
-        steps != Shape{1} || AxisOf(axes[0], rank) != rank - 1 ||
-        std::min(ends[0], features) != (low ? features / 2 : features)) {
+    const auto places = PlacesOf(*slice, ShapeOf(ActivationValue(x)));
+    const int64_t begin = slice == rotary.low ? 0 : features / 2;
+    if (!places || places->dim != rank - 1 || places->range.begin != begin ||
+        places->range.count != features / 2) {
       return wrong();
     }
   }
@@ -184,11 +176,13 @@ Result<void> Walk::Rotate(const OnnxNode& node, const Rotary& rotary) {
   if (known == found_.angles.end()) {
     return InvalidInput("a rotary embedding by angles that are not known");
   }
+  const TensorId positions = PositionsOf(x.own[1], /*causal=*/false);
+  if (!positions.valid()) return wrong();
   Letters letters;
   const std::string rows = letters.Of(std::span(x.own).first(x.own.size() - 1));
   const std::string last = letters.Of(std::span(x.own).last(1));
   x.tensor = builder_.Add1(
-      known->second.op, Unique(NameOf(node)), {x.tensor, Extra("positions")},
+      known->second.op, Unique(NameOf(node)), {x.tensor, positions},
       rows + last + "!," + rows.substr(0, 2) + "->" + rows + last,
       known->second.attributes);
   Set(node, ActivationValue(std::move(x)));

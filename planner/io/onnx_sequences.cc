@@ -7,16 +7,36 @@
 
 namespace tessera::onnx {
 
-TensorId Walk::Extra(const std::string& name) {
+TensorId Walk::Extra(const std::string& name, int64_t places) {
   for (const BoundInput& input : sizes_.inputs) {
-    if (input.name == name) return values_[input.input->name].x.tensor;
+    if (input.name == name) return inputs_[input.input];
   }
   const auto made = extras_.find(name);
   if (made != extras_.end()) return made->second;
   const TensorId id =
-      builder_.Input(name, {sizes_.batch, seq_len_}, DType::kInt32);
+      builder_.Input(name, {sizes_.batch, places}, DType::kInt32);
   extras_[name] = id;
   return id;
+}
+
+const BoundInput* Walk::Source() const {
+  const auto source =
+      std::ranges::find(sizes_.inputs, "source", &BoundInput::name);
+  return source == sizes_.inputs.end() ? nullptr : &*source;
+}
+
+TensorId Walk::PositionsOf(const Atom& places, bool causal) {
+  if (places.letter != 's') return TensorId();
+  const BoundInput* const source = Source();
+  // A causal mask hides what stands behind, such as padding, by its place.
+  if (source != nullptr && !causal &&
+      values_[source->input->name].x.own[1].id == places.id) {
+    return Extra("source_positions", places.extent);
+  }
+  if (places.extent != seq_len_) return TensorId();
+  // Of a source and its target the ends are padding.
+  const bool documents = causal && options_.documents && source == nullptr;
+  return Extra(documents ? "mask_positions" : "positions", seq_len_);
 }
 
 Atom Walk::SampleAtom() {
@@ -36,7 +56,8 @@ Result<Activation> Walk::Lookup(const std::string& name, const Value& table,
   Activation y;
   y.own = {SampleAtom(), PlaceAtom(), h};
   for (const Atom& atom : y.own) y.dims.push_back({atom});
-  y.tensor = builder_.Add1("embedding", Unique(name), {Extra(input), weight});
+  y.tensor = builder_.Add1("embedding", Unique(name),
+                           {Extra(input, seq_len_), weight});
   return y;
 }
 
@@ -715,13 +736,11 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
     *x = Reordered(node, *std::move(x), *made);
   }
   const bool causal = scores.mask.causal;
-  const bool documents = causal && options_.documents;
-  const TensorId places =
-      s.letter == 's' && t.letter == 's'
-          ? Extra(documents ? "mask_positions" : "positions")
-          : TensorId();
-  if (!places.valid()) return misfit();
+  const TensorId of_queries = PositionsOf(s, causal);
+  const TensorId of_keys = PositionsOf(t, causal);
+  if (!of_queries.valid() || !of_keys.valid()) return misfit();
   int64_t window = scores.mask.window;
+  const bool documents = causal && options_.documents && Source() == nullptr;
   if (documents) window = window > 0 ? std::min(window, seq_len_) : seq_len_;
   std::vector<Attribute> attributes = {{"scale", scores.scale},
                                        {"window", Number(window)}};
@@ -729,8 +748,8 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
   Activation y;
   y.tensor = builder_.Add1(causal ? "attention" : "attention_bidirectional",
                            Unique(NameOf(node)),
-                           {q.tensor, k.tensor, v.tensor, places, places}, "",
-                           std::move(attributes));
+                           {q.tensor, k.tensor, v.tensor, of_queries, of_keys},
+                           "", std::move(attributes));
   y.own = {outer[0], s, outer[1], outer[2], e};
   y.dims = q.dims;
   y.dims.back() = {e};
@@ -750,11 +769,9 @@ std::optional<Walk::SlicePlaces> Walk::PlacesOf(const OnnxNode& node,
   }
   const auto dim = AxisOf((*axes)[0], shape.size());
   if (!dim) return std::nullopt;
-  const auto place = [&](int64_t at) {
-    return std::clamp<int64_t>(at < 0 ? at + shape[*dim] : at, 0, shape[*dim]);
-  };
-  const int64_t begin = place((*starts)[0]);
-  return SlicePlaces{*dim, {begin, place((*ends)[0]) - begin}};
+  const OnnxPlaces places =
+      OnnxPlacesOf(shape[*dim], (*starts)[0], (*ends)[0], /*step=*/1);
+  return SlicePlaces{*dim, {places.first, places.count}};
 }
 
 bool Walk::Divide(std::vector<RowRange>& ranges, int64_t extent) {

@@ -26,6 +26,7 @@ void Append(const Slab& slab, std::vector<PublishedPiece>& pieces) {
   }
   PublishedPiece& piece = pieces.emplace_back();
   piece.tensor = slab.source->name;
+  piece.stored_as = slab.source->stored_as;
   piece.shape = slab.source->dims;
   piece.offset = slab.offset;
   piece.count = 1;

@@ -9,6 +9,8 @@
 #include <cctype>
 #include <cmath>
 #include <initializer_list>
+#include <iterator>
+#include <map>
 #include <numeric>
 #include <set>
 #include <string>
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "planner/base/table.h"
+#include "planner/io/onnx_parameters.h"
 #include "planner/io/onnx_walk.h"
 
 namespace tessera::onnx {
@@ -151,6 +154,15 @@ std::string ListOf(const std::set<std::string>& names) {
   return text;
 }
 
+// In any order, as of one parameter that is laid out in two ways.
+bool HaveSameNumbers(const OnnxTensor& a, const OnnxTensor& b) {
+  std::vector<double> of_a = a.Values();
+  std::vector<double> of_b = b.Values();
+  std::ranges::sort(of_a);
+  std::ranges::sort(of_b);
+  return !of_a.empty() && of_a == of_b;
+}
+
 }  // namespace
 
 std::string WordsOf(const JsonValue& value) {
@@ -200,6 +212,9 @@ Result<std::vector<std::string>> FrozenPatterns(const OnnxModel& model,
 
 void Walk::TieTransposes() {
   for (const OnnxTensor& tensor : model_.initializers) {
+    if (!tensor.copy_of.empty() && tensor.transpose_of.empty()) {
+      copies_[tensor.copy_of].push_back(&tensor);
+    }
     const auto of = values_.find(tensor.transpose_of);
     if (tensor.transpose_of.empty() || of == values_.end() ||
         !of->second.Is(Value::Kind::kWeight) || IsFrozen(tensor.name) ||
@@ -225,10 +240,7 @@ bool Walk::IsTrainedNumber(const OnnxTensor& tensor) const {
   // Numbers that a program needs are called otherwise. PyTorch's older exporter
   // has nodes of their own for them; it calls nodes by paths, "/body/Mul".
   const bool dotted = tensor.name.find('.') != std::string::npos;
-  const bool of_older_exporter = model_.producer == "pytorch" &&
-                                 !model_.nodes.empty() &&
-                                 model_.nodes[0].name.starts_with('/');
-  if (!IsPath(tensor.name) || !(dotted || of_older_exporter)) return false;
+  if (!IsPath(tensor.name) || !(dotted || IsOfOlderTorch(model_))) return false;
   const std::vector<double> values = tensor.Values();
   // What hides scores.
   return values.size() != 1 || values[0] > kHidden;
@@ -338,6 +350,11 @@ void Walk::FindRows() {
       return tensor.dims.size() >= 2 && tensor.dims[d] == sizes_.batch;
     };
     if (!is_batch(0) && !is_batch(1)) continue;
+    // A scale that begins as ones may have as many channels as there are
+    // samples.
+    if (!tensor.is_repeated && !tensor.made_of.empty() && IsUniform(tensor)) {
+      continue;
+    }
     const std::vector<double> numbers = tensor.Values();
     for (const size_t d : {0, 1}) {
       if (!is_batch(d) || !AreEqualAlong(tensor.dims, numbers, d)) {
@@ -385,6 +402,9 @@ void Walk::WarnOfTrained() const {
   };
   std::set<std::string> apart;
   std::set<std::string> tied;
+  std::set<std::string> computed;
+  std::set<std::string> lost;  // the parameters that it was computed from
+  std::map<std::string, std::vector<const OnnxTensor*>> of_parameters;
   for (const OnnxTensor& tensor : model_.initializers) {
     const Value& value = values_.at(tensor.name);
     const bool is_tied =
@@ -392,25 +412,71 @@ void Walk::WarnOfTrained() const {
     if (is_tied && tensor.made_of.empty()) tied.insert(tensor.name);
     if (is_tied || !trained(tensor.name)) continue;
     for (const std::string& parameter : tensor.made_of) {
-      if (parameter != tensor.name && trained(parameter)) {
+      if (parameter == tensor.name) continue;
+      std::vector<const OnnxTensor*>& others = of_parameters[parameter];
+      if (trained(parameter) || std::ranges::any_of(others, [&](auto* other) {
+            return HaveSameNumbers(tensor, *other);
+          })) {
         apart.insert(tensor.name);
       }
+      others.push_back(&tensor);
+    }
+    if (!tensor.arithmetic.empty() && !apart.contains(tensor.name)) {
+      computed.insert(tensor.name);
+      lost.insert(tensor.made_of.begin(), tensor.made_of.end());
     }
   }
-  if (!apart.empty()) {
-    options_.warnings->push_back(
-        path_ +
-        ": tensors are trained apart from parameters that they were computed "
-        "from when the file was written: " +
-        ListOf(apart));
+  const auto warn = [&](const std::string& what, const std::string& names) {
+    if (!names.empty())
+      options_.warnings->push_back(path_ + ": " + what + names);
+  };
+  const auto list = [](const std::set<std::string>& names) {
+    return names.empty() ? "" : ListOf(names);
+  };
+  const auto trained_of = [&](const std::vector<std::string>& names) {
+    std::set<std::string> of;
+    std::ranges::copy_if(names, std::inserter(of, of.end()), trained);
+    return of;
+  };
+  warn(
+      "tensors are trained apart from parameters that they were computed from "
+      "when the file was written: ",
+      list(apart));
+  warn("tensors are trained as one with those whose transposes they are: ",
+       list(tied));
+  if (!computed.empty()) {
+    warn(
+        "the file has, and is trained in, what was computed of parameters "
+        "when it was written, not these: " +
+            ListOf(computed) + " of ",
+        list(lost) + "; a graph file of tools/export_torch.py has them");
   }
-  if (!tied.empty()) {
-    options_.warnings->push_back(
-        path_ +
-        ": tensors are trained as one with those whose transposes "
-        "they are: " +
-        ListOf(tied));
+  std::set<std::string> several = trained_of(model_.maybe_several);
+  for (const auto& [name, readers] : readers_) {
+    const auto value = values_.find(name);
+    if (readers.size() < 2 || value == values_.end() ||
+        !value->second.Is(Value::Kind::kWeight) || repeated_.contains(name) ||
+        !trained(name)) {
+      continue;
+    }
+    const OnnxTensor& tensor = *value->second.source;
+    const bool is_bias = std::ranges::any_of(
+        biases_, [&](const auto& bias) { return bias.first.second == name; });
+    if (!tensor.is_one && !is_bias && tensor.dims.size() < 2 &&
+        IsUniform(tensor)) {
+      several.insert(name);
+    }
   }
+  std::set<std::string> one = trained_of(model_.maybe_one);
+  one.insert(repeated_.begin(), repeated_.end());
+  warn(
+      "tensors that several nodes read are trained as one, but may be several "
+      "that were equal when the file was written: ",
+      list(several));
+  warn(
+      "tensors that several nodes read are trained apart, as if they were "
+      "several that were equal when the file was written, but may be one: ",
+      list(one));
 }
 
 void Walk::NoteTrained(const OnnxNode& node, const Value& value) {

@@ -3,57 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "planner/io/onnx_elements.h"
+
 namespace tessera {
 namespace {
 
-// Elements of a tensor one by one, in its file or in another one.
-class Elements {
- public:
-  Elements(const OnnxTensor& tensor, const std::string& path)
-      : tensor_(tensor) {
-    if (tensor.typed.empty() && tensor.raw.empty()) {
-      const std::string elsewhere = OnnxDataFile(path, tensor.location);
-      if (!elsewhere.empty()) file_.open(elsewhere, std::ios::binary);
-    }
-  }
-
-  // Not a number where it is not there.
-  double At(int64_t i) {
-    const auto at = static_cast<size_t>(i);
-    if (!tensor_.typed.empty()) {
-      return at < tensor_.typed.size() ? tensor_.typed[at] : NAN;
-    }
-    const bool wide = tensor_.type == kOnnxDouble;
-    const bool narrow =
-        tensor_.type == kOnnxFloat16 || tensor_.type == kOnnxBFloat16;
-    const size_t size = wide ? 8 : narrow ? 2 : 4;
-    OnnxTensor one;  // of no dimensions
-    one.type = tensor_.type;
-    if (!tensor_.raw.empty()) {
-      if ((at + 1) * size > tensor_.raw.size()) return NAN;
-      one.raw = tensor_.raw.substr(at * size, size);
-    } else {
-      one.raw.resize(size);
-      file_.seekg(tensor_.offset + static_cast<int64_t>(at * size));
-      if (!file_.read(one.raw.data(), static_cast<int64_t>(size))) return NAN;
-    }
-    return one.Values()[0];
-  }
-
- private:
-  const OnnxTensor& tensor_;
-  std::ifstream file_;
-};
-
-// Elements that are compared: all of a small matrix.
-constexpr int64_t kMostCompared = int64_t{1} << 14;
 // Zeros and identities of two layers are equal before training; of random
 // numbers half are different, or as many as 16 bits tell apart.
 constexpr int64_t kLeastValues = 256;
@@ -65,14 +25,13 @@ std::optional<bool> IsTranspose(const OnnxTensor& a, const OnnxTensor& b,
   const int64_t rows = a.dims[0];
   const int64_t columns = a.dims[1];
   const int64_t count = rows * columns;
-  Elements of_a(a, path);
-  Elements of_b(b, path);
+  OnnxElementReader of_a(a, path);
+  OnnxElementReader of_b(b, path);
   if (std::isnan(of_a.At(0)) || std::isnan(of_b.At(0))) return std::nullopt;
   std::set<double> values;
-  const int64_t compared = std::min(count, kMostCompared);
+  const int64_t compared = std::min(count, kMostComparedElements);
   for (int64_t i = 0; i < compared; ++i) {
-    // Everywhere, and not in one column.
-    const int64_t at = count == compared ? i : i * (count / compared) + i % 97;
+    const int64_t at = PlaceOfComparedElement(i, count);
     if (at >= count) break;
     const double value = of_a.At(at);
     if (value != of_b.At(at % columns * rows + at / columns)) return false;

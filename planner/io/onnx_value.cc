@@ -1,43 +1,9 @@
 #include "planner/io/onnx_value.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace tessera::onnx {
-
-namespace {
-
-double Sigmoid(double x) {
-  return 1 / (1 + std::exp(-x));
-}
-
-double HardSigmoid(double x) {
-  return std::clamp(x / 6 + 0.5, 0.0, 1.0);
-}
-
-constexpr Function kFunctions[] = {
-    {"relu", [](double x) { return std::max(x, 0.0); }},
-    {"gelu",
-     [](double x) {
-       return x * Sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x));
-     }},
-    {"gelu_erf",
-     [](double x) { return x * 0.5 * (1 + std::erf(x * 0.7071067811865476)); }},
-    {"silu", [](double x) { return x * Sigmoid(x); }},
-    {"sigmoid", Sigmoid},
-    {"hard_sigmoid", HardSigmoid},
-    {"hard_swish", [](double x) { return x * HardSigmoid(x); }},
-    {"tanh", [](double x) { return std::tanh(x); }},
-    {"softplus",
-     [](double x) {
-       return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
-     }},
-};
-
-}  // namespace
-
-std::span<const Function> Functions() {
-  return kFunctions;
-}
 
 Mask Both(const Mask& a, const Mask& b) {
   if (!a.causal || !b.causal) return a.causal ? a : b;
@@ -85,47 +51,25 @@ Value ActivationValue(Activation x) {
 
 std::optional<double> FactorOf(const Expression* f) {
   if (f == nullptr) return 1;
-  if (f->bends_beyond) return std::nullopt;
-  const double factor = f->samples[0] / kPoints[0];
-  for (size_t i = 0; i < std::size(kPoints); ++i) {
-    // By the size of c x: c may be as small as it likes.
-    const double expected = factor * kPoints[i];
-    if (!(std::abs(f->samples[i] - expected) <=
-          kSameFunction * std::abs(expected))) {
-      return std::nullopt;
-    }
-  }
-  return factor == 0 ? 0 : factor;  // -0 is 0 in a graph file
+  return f->form ? FactorIn(*f->form) : std::nullopt;
 }
 
 std::shared_ptr<const Expression> MakeExpression(std::string op,
                                                  std::vector<Term> terms,
                                                  std::string node) {
   auto made = std::make_shared<Expression>();
-  const bool bends = op == "Max" || op == "Min";
-  const bool moves = op == "Add" || op == "Sub";
-  const bool jumps = !ComparisonOf(op).empty();
+  std::vector<Form> forms;
   for (const Term& term : terms) {
-    if (term.of_x) {
-      made->depth = std::max(made->depth, term.of_x->depth + 1);
-      made->bends_beyond |= term.of_x->bends_beyond;
+    if (term.of_x) made->depth = std::max(made->depth, term.of_x->depth + 1);
+    if (term.number) {
+      forms.push_back(FormOfNumber(*term.number));
+    } else if (term.of_x == nullptr) {
+      forms.push_back(FormOfX());
+    } else if (term.of_x->form) {
+      forms.push_back(*term.of_x->form);
     }
-    if (!term.number) continue;
-    const double number = std::abs(*term.number);
-    // A norm's epsilon is all there is where squares are small.
-    const bool small = number > 0 && number < kNear;
-    made->bends_beyond |= (bends && number > kReach) ||
-                          ((bends || moves) && small) || (jumps && number > 0);
   }
-  for (size_t i = 0; i < std::size(kPoints); ++i) {
-    const auto at = [&](size_t t) {
-      if (t >= terms.size()) return 0.0;
-      const Term& term = terms[t];
-      if (term.number) return *term.number;
-      return term.of_x ? term.of_x->samples[i] : kPoints[i];
-    };
-    made->samples.push_back(*ApplyOnnx(op, at(0), at(1), true));
-  }
+  if (forms.size() == terms.size()) made->form = FormOf(op, forms);
   made->op = std::move(op);
   made->terms = std::move(terms);
   made->node = std::move(node);

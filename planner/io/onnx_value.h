@@ -2,7 +2,6 @@
 // What an ONNX graph's values are while it is read (planner/io/onnx_walk.h): a
 // constant, a weight, or a view of a tensor of Tessera's graph.
 
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -17,6 +16,7 @@
 
 #include "planner/io/onnx_file.h"
 #include "planner/io/onnx_fold.h"
+#include "planner/io/onnx_form.h"
 #include "planner/io/onnx_large.h"
 #include "planner/io/onnx_slab.h"
 #include "planner/ir/graph.h"
@@ -108,6 +108,15 @@ class Atoms {
   bool IsReadWide(const std::string& name) const {
     return wide_weights_.contains(name);
   }
+  // That the places of images are one dimension where the file makes a sequence
+  // of them, since tensors with one for each direction have too many. What is
+  // taken apart is found anew.
+  void JoinPlaces() {
+    if (std::exchange(joins_places_, true)) return;
+    splits_.clear();
+    changed_ = true;
+  }
+  bool JoinsPlaces() const { return joins_places_; }
   // Since it was asked the last time, which is behind each walk.
   bool Changed() {
     if (alone_ && !changed_) changed_ = splits_.insert(*alone_).second;
@@ -123,6 +132,7 @@ class Atoms {
   std::set<std::string> cut_weights_;
   std::set<std::string> wide_weights_;
   std::optional<std::pair<int, int64_t>> alone_;
+  bool joins_places_ = false;
   bool changed_ = false;
 };
 
@@ -133,14 +143,11 @@ struct Term {  // a number, another function of x, or neither: x itself
   std::shared_ptr<const Expression> of_x;
 };
 struct Expression {
-  std::string op;  // ONNX's
+  std::string op;  // ONNX's, or one of FormOf's
   std::vector<Term> terms;
-  std::string node;             // that it stands for
-  std::vector<double> samples;  // at kPoints
-  int depth = 1;                // nodes behind one another
-  // It bends or moves where no sample is, so that these do not tell it from
-  // others.
-  bool bends_beyond = false;
+  std::string node;          // that it stands for
+  std::optional<Form> form;  // where it may be an operator's
+  int depth = 1;             // nodes behind one another
 };
 
 // A tensor of the graph as the file sees it, and a function that is applied to
@@ -153,13 +160,6 @@ struct Activation {
   std::shared_ptr<const Expression> f;  // null: x itself
 };
 
-// Where functions of one operand are told apart: about as well as fp32 does,
-// within what its exponential can hold.
-inline constexpr double kPoints[] = {
-    -80.0, -27.0, -9.0, -4.3, -2.9, -2.1, -1.37, -0.71, -0.33, -0.05,
-    0.04,  0.29,  0.62, 1.17, 1.9,  2.6,  3.8,   8.0,   29.0,  85.0};
-inline constexpr double kReach = 80;   // within them on both sides
-inline constexpr double kNear = 0.02;  // nearer to zero there are none
 // A gathered function that would be deeper is computed in two parts.
 inline constexpr int kMostDepth = 60;
 
@@ -167,7 +167,6 @@ inline constexpr int kMostDepth = 60;
 std::shared_ptr<const Expression> MakeExpression(std::string op,
                                                  std::vector<Term> terms,
                                                  std::string node);
-inline constexpr double kSameFunction = 2e-5;
 
 // Which keys a query sees: all, or where `causal` those up to its own place, of
 // which `window` is how many, the last ones (0: all).
@@ -228,24 +227,6 @@ struct Value {
 
   bool Is(Kind is) const { return kind == is; }
 };
-
-// An operator of one operand, element by element.
-struct Function {
-  std::string_view op;
-  double (*f)(double);
-};
-std::span<const Function> Functions();
-
-bool SameFunction(const std::vector<double>& samples, auto f) {
-  for (size_t i = 0; i < std::size(kPoints); ++i) {
-    const double expected = f(kPoints[i]);
-    if (!(std::abs(samples[i] - expected) <=
-          kSameFunction * (1 + std::abs(expected)))) {
-      return false;
-    }
-  }
-  return true;
-}
 
 // Letters of the factors of a rule, each atom one.
 class Letters {

@@ -5,6 +5,8 @@
 #include <iterator>
 #include <numeric>
 
+#include "planner/base/element_count.h"
+
 namespace tessera::onnx {
 
 Walk::Walk(const OnnxModel& model, const std::string& path,
@@ -37,8 +39,7 @@ Walk::Walk(const OnnxModel& model, const std::string& path,
   for (const OnnxTensor& tensor : model.initializers) {
     types_[tensor.name] = tensor.type;
     Value value;
-    double elements = 1;
-    for (int64_t extent : tensor.dims) elements *= Number(extent);
+    const double elements = LargeElementCount(tensor.dims);
     const bool whole = std::ranges::all_of(
         tensor.dims, [](int64_t extent) { return extent >= 0; });
     if (!whole || elements > kMostElements) {
@@ -320,9 +321,15 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
   for (size_t& d : order) d = value.order[d];
   const auto made = weights_.find(value.weight);
   // Exporters write equal tensors once. Matrices that are read twice are tied;
-  // vectors, such as the zeros that biases start as, are one for each layer.
-  if (made == weights_.end() || order.size() < 2) {
+  // vectors, such as the zeros that biases start as, are one for each layer
+  // where the file does not say that they are one.
+  const bool is_average = averages_.contains(value.weight);
+  const bool is_one = order.size() > 1 ||
+                      (value.source->is_one && !is_average &&
+                       made != weights_.end() && made->second.shape == shape);
+  if (made == weights_.end() || !is_one) {
     const std::string name = Unique(value.weight);
+    if (made != weights_.end() && !is_average) repeated_.insert(value.weight);
     if (value.source->is_parameter == false) buffers_.insert(value.weight);
     const TensorId id =
         builder_.Weight(name, shape, {.stddev = stddev, .constant = constant},
@@ -347,6 +354,9 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
                         std::back_inserter(layout_.pieces[name]));
     };
     publish(SlabOf(tensor, order));
+    for (const OnnxTensor* copy : copies_[tensor.name]) {
+      publish(SlabOf(*copy, order));
+    }
     if (const auto tied = tied_.find(tensor.name); tied != tied_.end()) {
       for (const OnnxTensor* transpose : tied->second) {
         publish(SlabOf(*transpose, std::vector{1 - order[0], 1 - order[1]}));
@@ -459,7 +469,8 @@ std::span<const Walk::Row> Walk::Rows() {
       {"ReduceL1", "reduce_sum", &Walk::ReduceMore},
       {"ReduceL2", "reduce_sum", &Walk::ReduceMore},
       {"ReduceLogSum", "reduce_sum and log", &Walk::ReduceMore},
-      {"ReduceLogSumExp", "exp, reduce_sum and log", &Walk::ReduceMore},
+      {"ReduceLogSumExp", "reduce_max, exp, reduce_sum and log",
+       &Walk::ReduceLogSumExp},
       {"ReduceMax", "reduce_max", &Walk::Reduce},
       {"ReduceMean", "reduce_mean, or image_mean", &Walk::Reduce},
       {"ReduceMin", "reduce_max", &Walk::ReduceMore},
@@ -511,9 +522,7 @@ Result<void> Walk::Declare(const OnnxNode& node) {
 Result<void> Walk::CheckSizes(const OnnxNode& node) {
   for (const std::string& output : node.outputs) {
     Value& value = values_[output];
-    double elements = 1;
-    for (int64_t extent : ShapeOf(value)) elements *= Number(extent);
-    if (elements <= kMostElements) continue;
+    if (LargeElementCount(ShapeOf(value)) <= kMostElements) continue;
     value = {};
     return InvalidInput("makes more than 2^50 elements");
   }
@@ -522,6 +531,7 @@ Result<void> Walk::CheckSizes(const OnnxNode& node) {
 
 // Its shape alone is asked for, or its elements are put elsewhere by a handler.
 bool Walk::MovesLarge(const OnnxNode& node) const {
+  if (node.op == "CastLike") return true;  // by a Cast
   constexpr std::string_view kMoves[] = {"Flatten",  "Reshape", "Shape",
                                          "Size",     "Squeeze", "Transpose",
                                          "Unsqueeze"};
@@ -620,10 +630,8 @@ Result<OnnxConstant> GivenConstant(const OnnxNode& node) {
 }
 
 // Of a node "Size", whose operand has this shape.
-OnnxConstant ElementCount(const Shape& shape) {
-  double elements = 1;
-  for (int64_t extent : shape) elements *= Number(extent);
-  return {{}, {elements}, false};
+OnnxConstant CountOf(const Shape& shape) {
+  return {{}, {LargeElementCount(shape)}, false};
 }
 
 // Of a node "Shape".
@@ -689,7 +697,6 @@ Result<void> Walk::Map(const OnnxNode& node) {
     ++behind_problems_;
     return {};
   }
-  if (node.op == "CastLike") return CastLike(node);  // of constants, too
   if (operands.known && operands.large && !MovesLarge(node)) {
     Set(node, FoldedLarge(node));
     return {};
@@ -702,7 +709,7 @@ Result<void> Walk::Map(const OnnxNode& node) {
   }
   if ((node.op == "Size" || node.op == "Shape") && Has(node, 0)) {
     const Shape shape = ShapeOf(In(node, 0));
-    Set(node, ConstantValue(node.op == "Size" ? ElementCount(shape)
+    Set(node, ConstantValue(node.op == "Size" ? CountOf(shape)
                                               : ExtentsOf(node, shape)));
     return {};
   }
@@ -774,6 +781,7 @@ void Walk::Run() {
                                     ? options_.dtype.value_or(DType::kFloat32)
                                     : DType::kInt32);
       if (!input.is_float) ids_.insert(x.tensor);
+      inputs_[input.input] = x.tensor;
     }
     OnnxNode taker;
     taker.name = input.name;
@@ -791,8 +799,8 @@ void Walk::Run() {
     values_[input.input->name] = ActivationValue(std::move(x));
   }
   // Weights are not called as what Extra makes.
-  names_.insert(
-      {"mask_positions", "patch_rows", "patches", "positions", "zeros"});
+  names_.insert({"mask_positions", "patch_rows", "patches", "positions",
+                 "source_positions", "zeros"});
   for (const OnnxNode* row : rows_) MapOrName(*row);
   for (const OnnxNode& node : model_.nodes) {
     if (!done_.contains(&node) && needed_.contains(&node)) MapOrName(node);

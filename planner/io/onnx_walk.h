@@ -369,8 +369,14 @@ class Walk {
                            std::vector<OnnxAttribute> attributes = {});
   // The node's result is a part's.
   void Rename(const OnnxNode& node, const std::string& part);
-  // An input of whole numbers that the data has and the file does not.
-  TensorId Extra(const std::string& name);
+  // An input of whole numbers for each place of a sample that the data has and
+  // the file need not.
+  TensorId Extra(const std::string& name, int64_t places);
+  // Of an encoder, or null.
+  const BoundInput* Source() const;
+  // What attention's mask reads of `places`; invalid where the data has no such
+  // input.
+  TensorId PositionsOf(const Atom& places, bool causal);
   // The dimensions of samples and of places in a sequence.
   Atom SampleAtom();
   Atom PlaceAtom();
@@ -594,12 +600,16 @@ class Walk {
   Result<void> GeneralGemm(const OnnxNode& node);
   Result<void> GeneralNorm(const OnnxNode& node);
   Result<void> GlobalMaxPool(const OnnxNode& node);
+  // A reduction over all places of each channel.
+  Result<void> ReducedPlaces(const OnnxNode& node,
+                             const std::string& reduction);
   Result<void> GroupNorm(const OnnxNode& node);
   Result<void> LpNorm(const OnnxNode& node);
   Result<void> Pad(const OnnxNode& node);
   Result<void> Parametric(const OnnxNode& node);
   Result<void> PRelu(const OnnxNode& node);
   Result<void> Reduce(const OnnxNode& node);
+  Result<void> ReduceLogSumExp(const OnnxNode& node);
   Result<void> ReduceMore(const OnnxNode& node);
   Result<void> Resize(const OnnxNode& node);
   Result<void> Slice(const OnnxNode& node);
@@ -663,6 +673,7 @@ class Walk {
   Found& found_;
   GraphBuilder builder_;
   TensorId labels_;
+  std::map<const OnnxInput*, TensorId> inputs_;  // but images in patches
   std::map<std::string, Value, std::less<>> values_;
   std::vector<std::string> outputs_;
   std::set<const OnnxNode*> needed_;
@@ -679,6 +690,7 @@ class Walk {
   std::map<std::string, MadeWeight> weights_;
   // Transposes, by the matrix that they become.
   std::map<std::string, std::vector<const OnnxTensor*>> tied_;
+  std::map<std::string, std::vector<const OnnxTensor*>> copies_;  // of tensors
   // By the layer's matrix and the bias.
   std::map<std::pair<std::string, std::string>, TensorId> biases_;
   PublishedLayout layout_;
@@ -689,6 +701,8 @@ class Walk {
   std::vector<std::string> frozen_;         // patterns of names
   std::set<std::string> buffers_;           // trained all the same
   std::set<std::string> doubtful_weights_;  // that may be buffers
+  std::set<std::string> repeated_;          // vectors that are trained apart
+  std::set<std::string> averages_;          // vectors that are each norm's own
   int parts_deep_ = 0;  // nodes that the one which is mapped stands for
   std::set<const OnnxNode*> of_slabs_;
   std::map<std::string, TensorId> layer_weights_;

@@ -41,6 +41,9 @@ struct PublishedPiece {
   // The weight is the sum of this run and of these, as long each (an LSTM has
   // two biases). Written back, they are 0.
   std::vector<PublishedPiece> plus;
+  // The tensor that has it in files without `tensor`: of several that are equal
+  // an ONNX file may have one. Empty: none.
+  std::string stored_as;
 
   // Of element `i` of the run, its place in the tensor.
   int64_t PlaceOf(int64_t i) const;

@@ -129,8 +129,7 @@ class Objective {
   // dp x tp x cp x ep neighbouring devices from `first` on, a multiple of those
   // of one replica. Empty where that is not known.
   virtual std::vector<LayerCost> LayerCosts(const Strategy&,
-                                            DeviceId first) const {
-    (void)first;
+                                            DeviceId /*first*/) const {
     return {};
   }
 };

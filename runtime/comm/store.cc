@@ -321,10 +321,12 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
   const std::string address = Text(options.host, ":", options.port);
   const Clock::time_point begin = Clock::now();
   const Clock::time_point deadline = begin + Milliseconds(options.timeout);
-  // Rank 0's host may have no address yet, also for rank 0 itself.
-  const std::string who = options.rank == 0 ? "its host's address" : "rank 0";
   bool told = false;
   for (;;) {
+    // Rank 0's host may have no address yet, also for rank 0 itself.
+    const std::string who = options.rank == 0 && server == nullptr
+                                ? "its host's address"
+                                : "rank 0";
     Attempt attempt;
     if (options.rank == 0 && server == nullptr) {
       TESSERA_TRY(attempt, Listen(endpoint));

@@ -34,7 +34,7 @@ struct StoreOptions {
   // How long ranks may start apart, and how long rank 0 may take to answer.
   Duration timeout = Duration::FromSeconds(120);
   // Told "rank 0" once it has not come for `patience`, and why where its host
-  // has no address yet, for which rank 0 itself waits, too; or empty.
+  // has no address yet; rank 0, "its host's address". Or empty.
   std::function<void(const std::string& who)> waiting = {};
   Duration patience = Duration::FromSeconds(5);
   // Once true, waits end with kInterrupted within about 0.1 s, but for one for

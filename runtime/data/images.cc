@@ -63,10 +63,52 @@ void AddPatches(const Shape& whole, const Image& image,
   }
 }
 
+// How many targets a sample has: [b], [b, n], or with a dimension of one place
+// (ViT's); 0 of another shape.
+int64_t TargetsOf(const Shape& shape) {
+  if (shape.size() == 1) return 1;
+  const bool row = shape.size() == 2 || (shape.size() == 3 && shape[1] == 1);
+  return row ? shape.back() : 0;
+}
+
+// That records of a label and an image have what the input reads.
+Result<void> CheckInput(const Tensor& tensor) {
+  constexpr std::string_view kOthers[] = {"labels", "patch_rows", "positions"};
+  const size_t rank = tensor.shape.size();
+  std::string expected;
+  if (tensor.name == "images") {
+    if (rank < 2 || rank > 4) expected = "[b, channels, height, width]";
+  } else if (tensor.name == "patches") {
+    if (rank != 5) expected = "[b, 1 + patches, channels, height, width]";
+  } else if (tensor.name == "targets") {
+    if (TargetsOf(tensor.shape) == 0) {
+      expected =
+          "[b], [b, 1] or [b, labels], which are made of the data's labels: "
+          "the data has no targets of its own";
+    }
+  } else if (std::ranges::count(kOthers, tensor.name) == 0) {
+    return InvalidInput(
+        "no data for it: records have an image and a label, the inputs "
+        "'images' and 'labels' or 'targets'",
+        "input '" + tensor.name + "'");
+  }
+  if (expected.empty()) return {};
+  std::string shape;
+  for (const int64_t extent : tensor.shape) {
+    shape += (shape.empty() ? "[" : ", ") + std::to_string(extent);
+  }
+  return InvalidInput("is " + shape + "]: expected " + expected,
+                      "input '" + tensor.name + "'");
+}
+
 // What a block has of a row of targets: 1 at the label and else 0, or, of a
-// single number, the label. There may be a dimension of one place (ViT's).
+// single number, the label.
 void AddTargets(int64_t label, const LocalTensor& block,
                 std::vector<double>& numbers) {
+  if (block.global_shape.size() == 1) {
+    numbers.push_back(static_cast<double>(label));
+    return;
+  }
   for (int64_t i = 0; i < block.shape.back(); ++i) {
     const bool own = block.offset.back() + i == label;
     const int64_t value = block.global_shape.back() == 1 ? label : own ? 1 : 0;
@@ -121,22 +163,18 @@ Result<ImageOptions> ImageOptionsOf(const Graph& graph) {
   ImageOptions options;
   options.global_batch = graph.global_batch;
   for (const Tensor& tensor : graph.tensors) {
-    if (tensor.kind == TensorKind::kInput && tensor.name == "images" &&
-        tensor.shape.size() >= 2 && tensor.shape.size() <= 4) {
+    if (tensor.kind != TensorKind::kInput) continue;
+    TESSERA_RETURN_IF_ERROR(CheckInput(tensor));
+    if (tensor.name == "images") {
       options.shape = {tensor.shape.begin() + 1, tensor.shape.end()};
       options.shape.resize(3, 1);
-    }
-    if (tensor.kind == TensorKind::kInput && tensor.name == "patches" &&
-        tensor.shape.size() == 5) {
+    } else if (tensor.name == "patches") {
       const int64_t side =
           std::llround(std::sqrt(static_cast<double>(tensor.shape[1] - 1)));
       options.shape = {tensor.shape[2], side * tensor.shape[3],
                        side * tensor.shape[4]};
-    }
-    if (tensor.kind == TensorKind::kInput && tensor.name == "targets" &&
-        (tensor.shape.size() == 2 ||
-         (tensor.shape.size() == 3 && tensor.shape[1] == 1))) {
-      options.labels = std::max<int64_t>(2, tensor.shape.back());
+    } else if (tensor.name == "targets") {
+      options.labels = std::max<int64_t>(2, TargetsOf(tensor.shape));
     }
   }
   for (const Node& node : graph.nodes) {

@@ -34,7 +34,8 @@ struct ImageOptions {
   int64_t validation_batches = 0;  // held out
 };
 
-// Those of a graph's inputs "labels", or "targets" [b, labels], and "images"
+// Those of a graph's inputs "labels", or "targets" [b, labels] or [b], and
+// "images"
 // [b, c, h, w], of signals [b, c, w], of features [b, c], or "patches" [b, 1 +
 // patches, c, h, w] of square images, with the seed and the validation left
 // open; an error where it lacks them.

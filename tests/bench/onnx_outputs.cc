@@ -86,7 +86,9 @@ void FillExtra(const Tensor& input, HostTensor& tensor) {
   const int64_t places = input.shape.size() > 1 ? input.shape[1] : 1;
   for (int64_t i = 0; i < tensor.elements(); ++i) {
     const int64_t place = i % places;
-    if (input.name == "positions") tensor.Set(i, static_cast<double>(place));
+    if (input.name.ends_with("positions")) {
+      tensor.Set(i, static_cast<double>(place));
+    }
     if (input.name == "patch_rows") tensor.Set(i, place == 0 ? -1 : 0);
   }
 }

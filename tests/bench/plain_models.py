@@ -592,6 +592,14 @@ def activations(x):
     return sum(y * (1 + i) for i, y in enumerate(made)) / 30
 
 
+def comparisons(x):
+    """What comparisons of two tensors, and of one with a number, choose."""
+    rest = x.flip(-1)
+    most = (x >= rest) | ~(x < 0.5 * rest)
+    chosen = torch.where(most & (x != rest), x, 0.5 * rest)
+    return chosen.masked_fill(x > 2 * x[..., :1], 0.25) + x * (x <= 0)
+
+
 def spreads(x):
     """Norms that are spelled by statistics."""
     return (x / x.std(-1, keepdim=True) + F.normalize(x, dim=-1) +
@@ -782,6 +790,7 @@ class Whisper(nn.Module):
 # By name: the model, and what it reads.
 MODELS = {
     "activations": (lambda: Between(activations), "tokens"),
+    "comparisons": (lambda: Between(comparisons), "tokens"),
     "spreads": (lambda: Between(spreads), "tokens"),
     "bests": (lambda: Between(bests), "tokens"),
     "steps": (lambda: Between(steps), "tokens"),

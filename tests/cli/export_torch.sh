@@ -92,6 +92,30 @@ def between(function):
     return Between(function), torch.zeros(1, 8, dtype=torch.long)
 
 
+def compares():
+    def function(x):
+        rest = x.flip(-1)
+        most = (x >= rest) | ~(x < 0.5 * rest)
+        x = torch.where(most & (x != rest), x, 0.5 * rest)
+        return x.masked_fill(x > x[..., :1], 0.25)
+    return between(function)
+
+
+def begins_at_zero():
+    class Scan(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.decay = nn.Parameter(torch.full((16,), 0.5))
+
+        def forward(self, x):
+            state, states = torch.zeros(x.shape[0], 16), []
+            for place in x.unbind(1):
+                state = self.decay * state + place
+                states.append(state)
+            return torch.stack(states, 1)
+    return between(Scan())
+
+
 def writes_part():
     def function(x):
         x = 2 * x
@@ -297,6 +321,16 @@ for loss in squares sigmoids; do
   json 'j["losses"][3] < j["losses"][0]' losses >/dev/null
 done
 
+# What comparisons choose, and a state that begins as zeros.
+for made in compares begins_at_zero; do
+  "$python" "$root/tools/export_torch.py" "own:$made" --loss \
+    --global-batch 8 -o "$made.json" --weights "$made.safetensors" >/dev/null \
+    2>"$work/stderr" || fail "$made: $(cat "$work/stderr")"
+  "$tessera" run --model "$made.json" --load "$made.safetensors" "${text[@]}" \
+    --steps 2 --json >losses 2>"$work/stderr"
+  json 'abs(j["losses"][0] - 5.545) < 0.5' losses >/dev/null
+done
+
 code=0
 "$python" "$root/tools/export_torch.py" own:odd --loss -o odd.json \
   >stdout 2>stderr || code=$?
@@ -321,7 +355,8 @@ done
 if "$python" -c 'import numpy, onnxruntime' 2>/dev/null; then
   "$python" "$root/tests/bench/against_export.py" --steps 1 "$tessera" \
     nano-by-hand nano-einsum-heads llama-pairs vit-norms-indexed \
-    multi-head-weights transformer series-gru spreads in-place repeats alibi \
+    multi-head-weights transformer series-gru spreads comparisons \
+    in-place repeats alibi \
     axial sinusoids known-choice masked-numbers near-zero far-from-zero \
     two-tensors read-twice prompt queries shifted pooled lstm-cell gru-cell \
     attended experts-soft experts-scatter experts-where cbam \

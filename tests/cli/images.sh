@@ -91,6 +91,12 @@ vit=(--model zoo:vit-tiny --global-batch 4 --steps 1)
   >/dev/null 2>"$work/stderr"
 grep -q "own: .* transformers does not take: its 'vit' has no qk_norm" \
   "$work/stderr" || fail "$(cat "$work/stderr")"
+# Fewer images than a step reads.
+head -c $((2 * 3073)) "$work/images.bin" >"$work/two.bin"
+"$tessera" run "${model[@]}" --steps 1 --data "$work/two.bin" >/dev/null \
+  2>"$work/stderr"
+grep -q "two.bin: has 2 samples to train on, fewer than the global batch" \
+  "$work/stderr" || fail "$(cat "$work/stderr")"
 head -c 3000 "$work/images.bin" >"$work/cut.bin"
 fails 2 "cut.bin: has 3000 bytes: expected records of 3073" run "${model[@]}" \
   --data "$work/cut.bin"

@@ -393,6 +393,10 @@ free; --offload-dir DIR is another folder"
   no_room "TMPDIR: $room;" --strategy offload=optimizer:file
   no_room "--strategy: $room, where the strategy names none" \
     --strategy "offload=optimizer:file:$work/small"
+  # Nor has a folder of weights, which is a disk of its own.
+  SMALL=$work/small BINARY=$tessera tessera=unshare \
+    fails 2 "--export: no room for '$work/small': it takes .* of 65.5 kB" -rm \
+    "$work/on_small" run "${one[@]}" --steps 1 --export "$work/small"
 fi
 
 # Documents: the text's lines.

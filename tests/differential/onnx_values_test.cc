@@ -872,6 +872,74 @@ TEST(OnnxValues, SmallFunctionsStayThemselves) {
                [](int64_t i, int64_t f) { return std::abs(InputAt(i, f)); });
 }
 
+// Without exponentials that overflow.
+TEST(OnnxValues, LogarithmsOfSumsOfExponentials) {
+  for (const int64_t keeps : {0, 1}) {
+    const auto computed = Computed(
+        {FloatsOf("much", {}, {200}), IntsOf("last", {1})},
+        {NodeOf("Mul", "large", {"x", "much"}, "a"),
+         NodeOf("ReduceLogSumExp", "sum", {"a"}, keeps != 0 ? "s" : "t",
+                {Message().Text(1, "axes").Number(8, 1).Number(20, 7),
+                 IntAttribute("keepdims", keeps)}),
+         keeps != 0 ? NodeOf("Identity", "kept", {"s"}, "r")
+                    : NodeOf("Unsqueeze", "kept", {"t", "last"}, "r"),
+         NodeOf("Sub", "add", {"a", "r"}, "logits")});
+    ExpectValues(computed, [](int64_t i, int64_t f) {
+      double sum = 0;
+      for (int64_t other = 0; other < kFeatures; ++other) {
+        sum += std::exp(200 * (InputAt(i, other) - InputAt(i, f)));
+      }
+      return -std::log(sum);
+    });
+  }
+}
+
+TEST(OnnxValues, InputsThatAreTakenApartAreInputs) {
+  Parts parts;
+  parts.inputs = {InputOf("x", 1, {"n", "4"})};
+  parts.weights = {IntsOf("halves", {0, 2, 2}), IntsOf("last", {2})};
+  parts.nodes = {NodeOf("Reshape", "apart", {"x", "halves"}, "h"),
+                 NodeOf("ReduceSum", "sum", {"h", "last"}, "logits",
+                        {IntAttribute("keepdims", 0)})};
+  const std::string path = TempPath("apart.onnx");
+  ASSERT_TRUE(WriteFileAtomically(path, BytesOf(parts)).has_value());
+  ImportOptions options;
+  options.global_batch = kSamples;
+  const auto made = ImportOnnxComputation(path, options);
+  ASSERT_TRUE(made.has_value()) << made.error().ToString();
+  ASSERT_EQ(made->inputs.size(), 1U);
+  EXPECT_EQ(made->graph.tensor(made->inputs[0].tensor).kind,
+            TensorKind::kInput);
+}
+
+// Of numbers of the file, with the sign of the dividend or the divisor.
+TEST(OnnxValues, RemaindersOfNumbers) {
+  for (const int64_t fmod : {0, 1}) {
+    ExpectValues(Computed({FloatsOf("a", {}, {-5}), FloatsOf("b", {}, {3})},
+                          {NodeOf("Mod", "mod", {"a", "b"}, "r",
+                                  {IntAttribute("fmod", fmod)}),
+                           Added()}),
+                 [&](int64_t i, int64_t f) {
+                   return InputAt(i, f) + (fmod != 0 ? -2 : 1);
+                 });
+  }
+}
+
+// From behind the last place, and from in front of the first.
+TEST(OnnxValues, SlicesBackwardsBeginAtThePlacesThatThereAre) {
+  const auto sliced = [](int64_t start, int64_t end) {
+    return Computed({IntsOf("start", {start}), IntsOf("end", {end}),
+                     IntsOf("axis", {1}), IntsOf("step", {-1})},
+                    {NodeOf("Slice", "slice",
+                            {"x", "start", "end", "axis", "step"}, "logits")});
+  };
+  ExpectValues(sliced(100, -100),
+               [](int64_t i, int64_t f) { return InputAt(i, 3 - f); });
+  ExpectValues(
+      sliced(-100, -200), [](int64_t i, int64_t) { return InputAt(i, 0); },
+      /*columns=*/1);
+}
+
 // Numbers become whole, towards zero.
 TEST(OnnxValues, NumbersAreCastToTheTypeOfOthers) {
   const auto cast = [](float number, int64_t type) {

@@ -102,23 +102,26 @@ def rule_of(x, dims, letters):
     return rule
 
 
-def arithmetic(walk, node, name, x, y):
+def arithmetic(walk, node, name, *operands):
     ops = {"add": "broadcast_add", "sub": "subtract", "mul": "multiply",
-           "div": "divide", "maximum": "maximum", "minimum": "minimum"}
+           "div": "divide", "maximum": "maximum", "minimum": "minimum",
+           "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal",
+           "gt": "greater", "ge": "greater_equal", "where": "where"}
     if name not in ops:
         raise Unmappable("of two tensors only sums, differences, products, "
                          "quotients, the larger and the smaller are computed")
-    x, y = walk.tensor(x), walk.tensor(y)
-    dims = aligned(walk, node, [x, y])
+    tensors = [walk.tensor(v) for v in operands]
+    dims = aligned(walk, node, tensors)
     if sum(map(len, dims)) > MOST_DIMENSIONS:
-        x, y = slim(walk, node, x), slim(walk, node, y)
-        dims = aligned(walk, node, [x, y])
-    x, y = (v.viewed([[]] * (len(dims) - len(v.dims)) + v.dims)
-            for v in (x, y))
-    own = ordered(dims, [x, y])
+        tensors = [slim(walk, node, v) for v in tensors]
+        dims = aligned(walk, node, tensors)
+    tensors = [v.viewed([[]] * (len(dims) - len(v.dims)) + v.dims)
+               for v in tensors]
+    own = ordered(dims, tensors)
     letters = Letters()
     to = letters(own)
-    rules = [rule_of(v, dims, letters) for v in (x, y)]
+    rules = [rule_of(v, dims, letters) for v in tensors]
     op = "add" if name == "add" and rules == [to, to] else ops[name]
-    z = walk.add(op, node, [x.tensor, y.tensor], f"{rules[0]},{rules[1]}->{to}")
+    z = walk.add(op, node, [v.tensor for v in tensors],
+                 f"{','.join(rules)}->{to}")
     return Act(z[0], own, dims)

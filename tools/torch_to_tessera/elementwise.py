@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from . import tables
 from .broadcasting import arithmetic
 from .dimensions import extent, flatten, is_same, letters_of
 from .functions import number_of
@@ -25,6 +26,8 @@ def elementwise(walk, node, *operands, **keywords):
         return made
     if name == "where" and isinstance(operands[0], Act):
         return shown(walk, node, *operands)
+    if name == "masked_fill" and isinstance(operands[1], Act):
+        return shown(walk, node, operands[1], operands[2], operands[0])
     if name in ("add", "sub", "rsub"):
         operands, keywords = with_alpha(walk, node, name, operands, keywords)
     if keywords.pop("rounding_mode", None) is not None:
@@ -33,6 +36,10 @@ def elementwise(walk, node, *operands, **keywords):
     first = max(values, key=lambda v: v.precedence)
     constant = next((v for v in operands if isinstance(v, torch.Tensor) and
                      number_of(v) is None), None)
+    if name == "mul" and any(
+            isinstance(v, torch.Tensor) and v.numel() > 1 and
+            number_of(v) == 0 for v in operands):
+        return torch.zeros(shape_of(node))  # such as a first state
     if name == "mul" and constant is not None and isinstance(first, Part):
         return times_constant(walk, node, name, first, constant)
     if not isinstance(first, Act):
@@ -107,11 +114,51 @@ def with_constant(walk, node, name, operands, constant, keywords):
 
 
 def shown(walk, node, mask, x, other):
-    """x where a mask that is computed is true, else 0."""
+    """x where a mask that is computed is true, else the other."""
     if isinstance(x, Value) and is_constant(other) and number_of(other) == 0:
         return arithmetic(walk, node, "mul", walk.act(x), mask)
-    raise Unmappable("a choice by what is computed: expected zero where that "
-                     "is false")
+    return arithmetic(walk, node, "where", mask, known_number(x),
+                      known_number(other))
+
+
+def known_number(value):
+    """A number as a constant tensor; other operands as they are."""
+    if not isinstance(value, (int, float)):
+        return value
+    if not math.isfinite(value):
+        raise Unmappable(f"a choice of {value}: expected a finite number")
+    return torch.tensor(float(value))
+
+
+def compared(walk, node, x, y):
+    """1 where a comparison of numbers is true, else 0; and of ids that the data
+    has and one that stands for something else."""
+    name = operator_name(node).rstrip("_")
+    made = [v.meta.get("val") for v in node.args
+            if isinstance(v, torch.fx.Node)]
+    if all(v.is_floating_point() or v.dtype == torch.bool for v in made):
+        return arithmetic(walk, node, name, *(
+            v if isinstance(v, Value) else known_number(v) for v in (x, y)))
+    if name in ("eq", "ne"):
+        return tables.compared(walk, node, x, y)
+    raise Unmappable("a comparison of whole numbers that are computed")
+
+
+def of_bools(function):
+    """What is made of values of 0 and 1; of whole numbers it is arithmetic of
+    bits."""
+    def mapped(walk, node, *operands):
+        if node.meta["val"].dtype != torch.bool:
+            raise Unmappable("arithmetic of the bits of whole numbers")
+        return function(walk, node, *operands)
+    return mapped
+
+
+inverted = of_bools(
+    lambda walk, node, x: arithmetic(walk, node, "eq", x, torch.tensor(0.0)))
+both = of_bools(lambda walk, node, x, y: arithmetic(walk, node, "mul", x, y))
+either = of_bools(
+    lambda walk, node, x, y: arithmetic(walk, node, "maximum", x, y))
 
 
 def clamped(walk, node, x, *bounds, **keywords):

@@ -12,6 +12,7 @@
 
 #include "planner/io/importer.h"
 #include "planner/io/onnx.h"
+#include "planner/ir/token_ids.h"
 #include "tests/support/onnx_bytes.h"
 #include "tests/support/paths.h"
 
@@ -73,6 +74,38 @@ Parts WithTopK(std::vector<Message> nodes) {
 std::string ErrorOf(const Parts& parts) {
   const auto graph = ImportParts(parts);
   return graph ? "" : graph.error().ToString();
+}
+
+// What is padding is no vocabulary of two tokens.
+TEST(OnnxIds, TokensThatAreComparedWithOneHaveTheirTablesVocabulary) {
+  const auto vocabulary = [](int64_t padding) {
+    const auto graph = ImportParts(
+        {.inputs = {InputOf("t", 7, {"4", "6"})},
+         .weights = {WeightOf("table", {9, 5}), IntsOf("pad", {padding}),
+                     IntsOf("last", {2})},
+         .nodes = {NodeOf("Gather", "lookup", {"table", "t"}, "e"),
+                   NodeOf("Equal", "padding", {"t", "pad"}, "p"),
+                   NodeOf("Not", "not", {"p"}, "n"),
+                   NodeOf("Cast", "cast", {"n"}, "c", {IntAttribute("to", 1)}),
+                   NodeOf("Unsqueeze", "each", {"c", "last"}, "u"),
+                   NodeOf("Mul", "masked", {"e", "u"}, "logits")}});
+    EXPECT_TRUE(graph.has_value()) << graph.error().ToString();
+    return graph ? VocabularyOf(*graph) : 0;
+  };
+  EXPECT_EQ(vocabulary(0), 9);
+  EXPECT_EQ(vocabulary(1), 9);
+  EXPECT_EQ(vocabulary(300), 9);
+}
+
+TEST(OnnxIds, OneHotsAreOfAVocabulary) {
+  const auto graph = ImportParts(
+      {.inputs = {InputOf("t", 7, {"4", "6"})},
+       .weights = {WeightOf("w", {9, 5}), IntsOf("depth", {9}),
+                   FloatsOf("off_on", {2}, {0, 1})},
+       .nodes = {NodeOf("OneHot", "marks", {"t", "depth", "off_on"}, "m"),
+                 NodeOf("MatMul", "layer", {"m", "w"}, "logits")}});
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_EQ(VocabularyOf(*graph), 9);
 }
 
 TEST(OnnxIds, TopKHasValuesAndIds) {

@@ -645,6 +645,53 @@ TEST(Onnx, ValuesOfAttentionWithoutPlacesAreNoAttention) {
 }
 
 // The shape of a number has no element.
+// A decoder's texts of 6 tokens attend to texts of 10, or 6, of an encoder.
+TEST(Onnx, AttentionBetweenTextsReadsTheSourcesPositions) {
+  for (const int64_t places : {10, 6}) {
+    const auto order = [](std::initializer_list<int64_t> dims) {
+      Message perm = Message().Text(1, "perm").Number(20, 7);
+      for (int64_t d : dims) perm.Number(8, d);
+      return perm;
+    };
+    const Parts parts = {
+        .inputs = {InputOf("source_ids", 7, {"n", std::to_string(places)}),
+                   InputOf("decoder_ids", 7, {"n", "6"})},
+        .weights = {WeightOf("table", {9, 8}), WeightOf("wq", {8, 8}),
+                    WeightOf("wk", {8, 8}), WeightOf("wv", {8, 8}),
+                    WeightOf("out", {8, 9}), IntsOf("heads", {0, 0, 2, 4}),
+                    IntsOf("joint", {0, 0, 8})},
+        .nodes = {
+            NodeOf("Gather", "source", {"table", "source_ids"}, "e"),
+            NodeOf("Gather", "target", {"table", "decoder_ids"}, "d"),
+            NodeOf("MatMul", "query", {"d", "wq"}, "q0"),
+            NodeOf("Reshape", "q_heads", {"q0", "heads"}, "q1"),
+            NodeOf("Transpose", "q_turn", {"q1"}, "q", {order({0, 2, 1, 3})}),
+            NodeOf("MatMul", "key", {"e", "wk"}, "k0"),
+            NodeOf("Reshape", "k_heads", {"k0", "heads"}, "k1"),
+            NodeOf("Transpose", "k_turn", {"k1"}, "k", {order({0, 2, 3, 1})}),
+            NodeOf("MatMul", "value", {"e", "wv"}, "v0"),
+            NodeOf("Reshape", "v_heads", {"v0", "heads"}, "v1"),
+            NodeOf("Transpose", "v_turn", {"v1"}, "v", {order({0, 2, 1, 3})}),
+            NodeOf("MatMul", "scores", {"q", "k"}, "s"),
+            NodeOf("Softmax", "softmax", {"s"}, "p"),
+            NodeOf("MatMul", "attend", {"p", "v"}, "a"),
+            NodeOf("Transpose", "a_turn", {"a"}, "a1", {order({0, 2, 1, 3})}),
+            NodeOf("Reshape", "a_joint", {"a1", "joint"}, "a2"),
+            NodeOf("MatMul", "head", {"a2", "out"}, "logits")}};
+    const Graph graph = Imported(parts, Options(2));
+    const auto attention =
+        std::ranges::find(graph.nodes, "attend", &Node::name);
+    ASSERT_NE(attention, graph.nodes.end());
+    EXPECT_EQ(attention->op->name, "attention_bidirectional");
+    const Tensor& of_queries = graph.tensor(attention->operands[3]);
+    const Tensor& of_keys = graph.tensor(attention->operands[4]);
+    EXPECT_EQ(of_queries.name, "positions");
+    EXPECT_EQ(of_queries.shape, (Shape{2, 6}));
+    EXPECT_EQ(of_keys.name, "source_positions");
+    EXPECT_EQ(of_keys.shape, (Shape{2, places}));
+  }
+}
+
 TEST(Onnx, AnElementOfNoneIsRefused) {
   Parts parts = SmallAttention(true);
   parts.nodes.insert(parts.nodes.begin(),
@@ -1036,6 +1083,69 @@ TEST(Onnx, PadsByEdgesAndReflection) {
 // Channels (c, 2, 2) of a convolution are taken apart and put together as
 // pixels, and a norm in groups takes channels apart that come from several
 // tensors.
+// More than a rule has factors for, of tensors of five dimensions.
+TEST(Onnx, ManyTensorsAreJoined) {
+  const Parts parts = {
+      .inputs = {InputOf("x", 1, {"n", "4", "2", "2"})},
+      .weights = {IntsOf("five", {0, 2, 2, 2, 2}), IntsOf("flat", {0, -1}),
+                  WeightOf("w", {96, 3})},
+      .nodes = {NodeOf("Reshape", "apart", {"x", "five"}, "y"),
+                NodeOf("Concat", "joint", {"y", "y", "y", "y", "y", "y"}, "z",
+                       {IntAttribute("axis", 1)}),
+                NodeOf("Reshape", "flat", {"z", "flat"}, "f"),
+                NodeOf("MatMul", "head", {"f", "w"}, "logits")}};
+  const Graph graph = Imported(parts, Options(4));
+  EXPECT_EQ(std::ranges::count_if(graph.nodes,
+                                  [](const Node& node) {
+                                    return node.op->name == "concat_channels";
+                                  }),
+            2);
+}
+
+// Attention to all places of an image, whose rows and columns are two
+// dimensions until it makes tensors of too many.
+TEST(Onnx, AttentionToPlacesOfImages) {
+  const auto order = [](std::initializer_list<int64_t> dims) {
+    Message perm = Message().Text(1, "perm");
+    for (int64_t d : dims) perm.Number(8, d);
+    return perm;
+  };
+  const Parts parts = {
+      .inputs = {InputOf("x", 1, {"n", "3", "8", "8"})},
+      .weights = {WeightOf("patch", {8, 3, 2, 2}), WeightOf("q", {8, 8}),
+                  WeightOf("k", {8, 8}), WeightOf("v", {8, 8}),
+                  WeightOf("w", {8, 3}), IntsOf("places", {0, 8, 16}),
+                  IntsOf("heads", {0, 16, 2, 2, 2}),
+                  IntsOf("whole", {0, 16, 8})},
+      .nodes = {
+          NodeOf("Conv", "patch", {"x", "patch"}, "p",
+                 {Message().Text(1, "strides").Number(8, 2).Number(8, 2)}),
+          NodeOf("Reshape", "places", {"p", "places"}, "r"),
+          NodeOf("Transpose", "turn", {"r"}, "t", {order({0, 2, 1})}),
+          NodeOf("MatMul", "of_q", {"t", "q"}, "q1"),
+          NodeOf("Reshape", "heads_q", {"q1", "heads"}, "q2"),
+          NodeOf("Transpose", "turn_q", {"q2"}, "q3", {order({0, 2, 3, 1, 4})}),
+          NodeOf("MatMul", "of_k", {"t", "k"}, "k1"),
+          NodeOf("Reshape", "heads_k", {"k1", "heads"}, "k2"),
+          NodeOf("Transpose", "turn_k", {"k2"}, "k3", {order({0, 2, 3, 4, 1})}),
+          NodeOf("MatMul", "of_v", {"t", "v"}, "v1"),
+          NodeOf("Reshape", "heads_v", {"v1", "heads"}, "v2"),
+          NodeOf("Transpose", "turn_v", {"v2"}, "v3", {order({0, 2, 3, 1, 4})}),
+          NodeOf("MatMul", "scores", {"q3", "k3"}, "s"),
+          NodeOf("Softmax", "softmax", {"s"}, "soft"),
+          NodeOf("MatMul", "read", {"soft", "v3"}, "a1"),
+          NodeOf("Transpose", "back", {"a1"}, "a2", {order({0, 3, 1, 2, 4})}),
+          NodeOf("Reshape", "whole", {"a2", "whole"}, "a3"),
+          NodeOf("Add", "residual", {"t", "a3"}, "a4"),
+          NodeOf("ReduceMean", "mean", {"a4"}, "m",
+                 {Message().Text(1, "axes").Number(8, 1),
+                  IntAttribute("keepdims", 0)}),
+          NodeOf("MatMul", "head", {"m", "w"}, "logits")}};
+  const Graph graph = Imported(parts, Options(4));
+  EXPECT_TRUE(OpsOf(graph).contains("reshape"));
+  EXPECT_TRUE(Differentiate(graph).has_value());
+}
+
 TEST(Onnx, DimensionsAreTakenApartAndJoined) {
   const Graph graph = Imported(
       {.inputs = {InputOf("x", 1, {"n", "3", "4", "4"})},
@@ -1686,6 +1796,13 @@ TEST(Onnx, FunctionsTimesSmallNumbers) {
   }
 }
 
+TEST(Onnx, DivisionsByZeroAreNamed) {
+  Parts parts = SmallMlp();
+  parts.weights.push_back(FloatsOf("zero", {}, {0}));
+  parts.nodes[2] = NodeOf("Div", "divide", {"y2", "zero"}, "y3");
+  EXPECT_THAT(ErrorOf(parts), HasSubstr("'divide' divides by 0"));
+}
+
 TEST(Onnx, FunctionsThatNoOperatorComputesAreNamed) {
   EXPECT_THAT(ErrorOf(MlpOf("Exp", "Floor")),
               HasSubstr("node 'second' (Gemm): no operator computes the "
@@ -1727,6 +1844,72 @@ TEST(Onnx, RunsOfStepsAreRepeated) {
   EXPECT_EQ(classes[3], classes[2]);
   EXPECT_NE(classes[2], classes[1]);
   EXPECT_TRUE(Differentiate(*graph).has_value());
+}
+
+// An exporter that was given a batch writes a state of zeros for it.
+TEST(Onnx, ZerosOfTheFileAreFirstStates) {
+  const auto stated = [](const std::string& kind, float last) {
+    Parts parts = SmallLstm({});
+    std::vector<float> numbers(4 * 5, 0);
+    numbers.back() = last;
+    parts.weights.push_back(FloatsOf("state", {1, 4, 5}, numbers));
+    parts.nodes[2] = NodeOf(
+        "LSTM", "lstm", {"turned", "w", "r", "b", "", "state", "state"}, "y");
+    parts.notes = {NoteOf("pkg.torch.export.ExportedProgram.graph_signature",
+                          "p_w: PARAMETER target='w'\n")};
+    parts.values = {
+        Message()
+            .Text(1, "state")
+            .Add(4, NoteOf("pkg.torch.export.graph_signature.InputSpec.kind",
+                           kind))};
+    return parts;
+  };
+  EXPECT_EQ(ErrorOf(stated("BUFFER", 0), Options(4, 6)), "");
+  EXPECT_EQ(ParameterCount(Imported(stated("BUFFER", 0), Options(4, 6))),
+            ParameterCount(Imported(SmallLstm({}), Options(4, 6))));
+  for (const auto& [kind, last] :
+       {std::pair("BUFFER", 1.0F), std::pair("PARAMETER", 0.0F)}) {
+    EXPECT_THAT(ErrorOf(stated(kind, last), Options(4, 6)),
+                HasSubstr("its initial state is not of each sample"));
+  }
+}
+
+// Steps whose features are an image's channels and rows.
+TEST(Onnx, ChannelsAndRowsAreFeatures) {
+  Message order = Message().Text(1, "perm");
+  for (const int64_t d : {3, 0, 1, 2}) order.Number(8, d);
+  Parts parts = SmallLstm({});
+  parts.inputs = {InputOf("x", 1, {"n", "2", "4", "6"})};
+  parts.weights[0] = IntsOf("shape", {6, -1, 8});
+  parts.nodes[0] = NodeOf("Transpose", "columns", {"x"}, "c", {order});
+  parts.nodes[1] = NodeOf("Reshape", "join", {"c", "shape"}, "turned");
+  ImportOptions options = Options(4);
+  options.overrides["loss"] = Json("\"mean_squared_error\"");
+  const Graph graph = Imported(parts, options);
+  EXPECT_EQ(std::ranges::count_if(
+                graph.nodes,
+                [](const Node& node) { return node.op->name == "lstm_gates"; }),
+            6);
+}
+
+// The mean binary cross-entropy of sigmoids is of what these are of.
+TEST(Onnx, ASigmoidInFrontOfItsLoss) {
+  const auto parts = [](bool sigmoid) {
+    Parts made = SmallMlp();
+    if (sigmoid) {
+      made.nodes.push_back(NodeOf("Sigmoid", "last", {"logits"}, "chances"));
+      made.output = "chances";
+    }
+    return made;
+  };
+  const auto ops = [&](bool sigmoid, const std::string& loss) {
+    ImportOptions options = Options(4);
+    options.overrides["loss"] = Json('"' + loss + '"');
+    return OpsOf(Imported(parts(sigmoid), options));
+  };
+  EXPECT_EQ(ops(true, "binary_cross_entropy"),
+            ops(false, "binary_cross_entropy"));
+  EXPECT_TRUE(ops(true, "mean_squared_error").contains("sigmoid"));
 }
 
 TEST(Onnx, CellsThatNoOperatorComputesAreNamed) {

@@ -12,6 +12,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const Shape kShape = {1, 2, 3};
@@ -80,6 +81,52 @@ TEST(Images, BlocksAreCutFromTheWhole) {
   tensor.name = "tokens";
   EXPECT_THAT(LoadTraining(images)(tensor, block, 0).error().ToString(),
               HasSubstr("expected images or labels"));
+}
+
+// What a record has no numbers for is said before a run begins.
+TEST(Images, InputsThatRecordsDoNotHave) {
+  const auto options = [](const std::string& name, const Shape& shape) {
+    Graph graph;
+    graph.global_batch = 4;
+    for (const auto& [input, extents] :
+         {std::pair(std::string("images"), Shape{4, 6}),
+          std::pair(name, shape)}) {
+      Tensor tensor;
+      tensor.name = input;
+      tensor.shape = extents;
+      tensor.kind = TensorKind::kInput;
+      graph.tensors.push_back(tensor);
+    }
+    return ImageOptionsOf(graph);
+  };
+  EXPECT_EQ(options("targets", {4, 3})->labels, 3);
+  EXPECT_EQ(options("targets", {4, 1})->labels, 2);
+  EXPECT_EQ(options("targets", {4})->labels, 2);
+  EXPECT_THAT(options("targets", {4, 3, 2, 2}).error().ToString(),
+              AllOf(HasSubstr("input 'targets': is [4, 3, 2, 2]: expected"),
+                    HasSubstr("the data has no targets of its own")));
+  EXPECT_THAT(options("other", {4, 6}).error().ToString(),
+              HasSubstr("input 'other': no data for it"));
+}
+
+// A number for each sample is its label.
+TEST(Images, TargetsOfOneNumber) {
+  const Images images = Open(Records(5), Options()).value();
+  std::vector<float> found(3);
+  LocalTensor block;
+  block.data = found.data();
+  block.dtype = DType::kFloat32;
+  block.shape = {3};
+  block.offset = {0};
+  block.global_shape = {4};
+  Tensor tensor;
+  tensor.name = "targets";
+  ASSERT_TRUE(LoadTraining(images)(tensor, block, 0).has_value());
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(
+        found[static_cast<size_t>(i)],
+        static_cast<float>(images.At(images.order().Training(i)).label()));
+  }
 }
 
 // Signals and features lack the last dimensions: their elements follow each

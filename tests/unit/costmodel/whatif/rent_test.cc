@@ -30,6 +30,10 @@ TEST(Rent, InstancesArePaidForWhole) {
   Cluster owned = *MakeCluster("dgx-h100:1x4");
   owned.device_types[0].upkeep.price = 2;
   EXPECT_EQ(UsdPerHour(owned), 8);
+  // Of one device type: only the instance is paid for whole.
+  owned = *MakeCluster("dgx-h100:1x4+p5.48xlarge:1x2");
+  for (DeviceType& type : owned.device_types) type.upkeep.price = 2;
+  EXPECT_EQ(UsdPerHour(owned), 4 * 2 + 8 * 2);
 }
 
 TEST(Rent, PartsOfInstancesAreSaid) {
