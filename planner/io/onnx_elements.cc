@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "planner/base/element_count.h"
+
 namespace tessera {
 namespace {
 
+// 0 where there are more than any file has.
 int64_t CountOf(const OnnxTensor& tensor) {
-  int64_t count = 1;
-  for (const int64_t extent : tensor.dims) count *= extent;
-  return count;
+  constexpr double kMost = 1e15;
+  return LargeElementCount(tensor.dims) > kMost ? 0 : ElementCount(tensor.dims);
 }
 
 }  // namespace

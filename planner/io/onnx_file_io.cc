@@ -304,13 +304,17 @@ bool OnlyMoves(std::string_view name) {
                                          "detach",
                                          "embedding",
                                          "empty",
+                                         "empty_like",
                                          "expand",
+                                         "expand_as",
                                          "flatten",
                                          "flip",
                                          "full",
+                                         "full_like",
                                          "gather",
                                          "getitem",
                                          "index",
+                                         "index_select",
                                          "lift_fresh_copy",
                                          "movedim",
                                          "narrow",
@@ -318,15 +322,19 @@ bool OnlyMoves(std::string_view name) {
                                          "new_ones",
                                          "new_zeros",
                                          "ones",
+                                         "ones_like",
                                          "pad",
                                          "permute",
                                          "repeat",
+                                         "repeat_interleave",
                                          "reshape",
+                                         "reshape_as",
                                          "roll",
                                          "scalar_tensor",
                                          "select",
                                          "slice",
                                          "split",
+                                         "split_with_sizes",
                                          "squeeze",
                                          "stack",
                                          "swapaxes",
@@ -339,10 +347,15 @@ bool OnlyMoves(std::string_view name) {
                                          "unsqueeze",
                                          "val",
                                          "view",
-                                         "zeros"};
+                                         "view_as",
+                                         "zeros",
+                                         "zeros_like"};
   return std::ranges::any_of(kMoves, [&](std::string_view move) {
-    return name.starts_with(move) &&
-           (name.size() == move.size() || name[move.size()] == '_');
+    if (!name.starts_with(move)) return false;
+    const std::string_view number = name.substr(move.size());
+    return number.empty() ||
+           (number[0] == '_' &&
+            number.find_first_not_of("0123456789", 1) == number.npos);
   });
 }
 

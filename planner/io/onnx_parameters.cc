@@ -189,24 +189,41 @@ class Readings {
     const auto is_read = [&](const std::string& name) {
       return std::ranges::count(names, name) > 0;
     };
-    // One by one, unless one that is known is at another place.
-    bool in_order = names.size() == readings.size();
-    for (size_t i = 0; in_order && i < names.size(); ++i) {
-      const std::string own = OwnOf(readings[i]->tensor);
-      in_order = own == names[i] || !is_read(own);
-    }
     std::set<std::string> left(names.begin(), names.end());
     for (const Reading* reading : readings) left.erase(OwnOf(reading->tensor));
+    std::vector<std::string> found;
+    for (const Reading* reading : readings) {
+      const std::string own = OwnOf(reading->tensor);
+      found.push_back(is_read(own) ? own
+                                   : OneOf({left.begin(), left.end()}, own));
+    }
+    if (std::ranges::count(found, "") > 0 && AreInOrder(readings, names)) {
+      found = names;
+    }
     for (size_t i = 0; i < readings.size(); ++i) {
-      const std::string own = OwnOf(readings[i]->tensor);
-      if (in_order) {
-        readings[i]->parameter = names[i];
-      } else if (is_read(own)) {
-        readings[i]->parameter = own;
-      } else {
-        readings[i]->parameter = OneOf({left.begin(), left.end()}, own);
+      readings[i]->parameter = found[i];
+      if (found[i].empty() && !left.empty()) {
+        model_.maybe_several.push_back(readings[i]->tensor);
       }
     }
+  }
+
+  // Whether one node has what a call reads at the same places, unless one that
+  // is known is at another. (addmm begins with the bias, Gemm ends with it.)
+  bool AreInOrder(const std::vector<Reading*>& readings,
+                  const std::vector<std::string>& names) {
+    if (names.size() != readings.size() ||
+        model_.nodes[readings[0]->node].call.name.starts_with("addmm")) {
+      return false;
+    }
+    for (size_t i = 0; i < names.size(); ++i) {
+      const std::string own = OwnOf(readings[i]->tensor);
+      if (readings[i]->node != readings[0]->node ||
+          (own != names[i] && std::ranges::count(names, own) > 0)) {
+        return false;
+      }
+    }
+    return true;
   }
 
   // The one of `names`, or that which ends as `own` does; empty: none.
@@ -227,7 +244,7 @@ class Readings {
     }
     for (const auto& [as, tensor] : model_.torch_tensors) {
       if (tensor.is_parameter && !seen_.contains(tensor.name)) {
-        unseen_.push_back(tensor.name);
+        unseen_[ModuleOf(tensor.name)].push_back(tensor.name);
       }
     }
   }
@@ -265,10 +282,8 @@ class Readings {
     bool divided = false;
     bool doubtful = false;
     for (const auto& [module, in_module] : of_modules) {
-      std::vector<std::string> names;
-      for (const std::string& name : unseen_) {
-        if (ModuleOf(name) == module) names.push_back(name);
-      }
+      std::vector<std::string>& unseen = unseen_[module];
+      std::vector<std::string> names = unseen;
       if (names.empty()) continue;
       std::vector<std::string> reads;  // different ones, in their order
       for (const Reading* reading : in_module) {
@@ -294,7 +309,7 @@ class Readings {
             reads.size() == 1 ? names[0]
                               : names[static_cast<size_t>(at - reads.begin())];
       }
-      std::erase_if(unseen_, [&](const std::string& name) {
+      std::erase_if(unseen, [&](const std::string& name) {
         return std::ranges::count(names, name) > 0;
       });
     }
@@ -302,7 +317,10 @@ class Readings {
     if (divided && !IsUniform(*initializers_.Find(tensor))) {
       model_.maybe_one.push_back(tensor);
     }
-    doubtful |= !divided && !unseen_.empty() && folded.size() > 1;
+    doubtful |= !divided && folded.size() > 1 &&
+                std::ranges::any_of(unseen_, [](const auto& of_module) {
+                  return !of_module.second.empty();
+                });
     if (doubtful) model_.maybe_several.push_back(tensor);
   }
 
@@ -314,7 +332,7 @@ class Readings {
   std::set<std::string> made_;     // by calls that are there, and inputs
   std::set<std::string> modules_;  // that calls are in
   std::set<std::string> seen_;
-  std::vector<std::string> unseen_;
+  std::map<std::string, std::vector<std::string>> unseen_;  // by ModuleOf
 };
 
 // What was computed of the same parameters several times is read as the first.
@@ -325,12 +343,13 @@ void JoinCopies(OnnxModel& model, const std::string& path) {
   for (OnnxTensor& tensor : model.initializers) {
     if (tensor.made_of.empty() || !IsOnnxFloat(tensor.type)) continue;
     std::vector<const OnnxTensor*>& others = firsts[tensor.made_of];
+    const bool uniform = !others.empty() && IsUniform(tensor);
     const auto first =
         std::ranges::find_if(others, [&](const OnnxTensor* other) {
           // Several steps may take places of it, which may be equal.
           const bool same = tensor.is_copy && other->is_copy;
           return other->dims == tensor.dims && other->type == tensor.type &&
-                 (same || !IsUniform(tensor)) &&
+                 (same || !uniform) &&
                  AreEqualElements(tensor, *other, path).value_or(same);
         });
     if (first == others.end()) {
@@ -338,6 +357,7 @@ void JoinCopies(OnnxModel& model, const std::string& path) {
     } else {
       tensor.copy_of = (*first)->name;
       first_of[tensor.name] = tensor.copy_of;
+      if (!tensor.is_copy) model.maybe_several.push_back(tensor.copy_of);
     }
   }
   for (OnnxNode& node : model.nodes) {

@@ -6,8 +6,10 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <cmath>
+#include <cstdint>
 #include <initializer_list>
 #include <iterator>
 #include <map>
@@ -17,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "planner/base/rng.h"
 #include "planner/base/table.h"
 #include "planner/io/onnx_parameters.h"
 #include "planner/io/onnx_walk.h"
@@ -154,13 +157,14 @@ std::string ListOf(const std::set<std::string>& names) {
   return text;
 }
 
-// In any order, as of one parameter that is laid out in two ways.
-bool HaveSameNumbers(const OnnxTensor& a, const OnnxTensor& b) {
-  std::vector<double> of_a = a.Values();
-  std::vector<double> of_b = b.Values();
-  std::ranges::sort(of_a);
-  std::ranges::sort(of_b);
-  return !of_a.empty() && of_a == of_b;
+// Tells numbers apart, in any order, as of one parameter that is laid out in
+// two ways; 0: they are nowhere.
+uint64_t DigestOf(const OnnxTensor& tensor) {
+  uint64_t digest = 0;
+  for (const double value : tensor.Values()) {
+    digest += Mix64(std::bit_cast<uint64_t>(value));
+  }
+  return digest;
 }
 
 }  // namespace
@@ -404,22 +408,19 @@ void Walk::WarnOfTrained() const {
   std::set<std::string> tied;
   std::set<std::string> computed;
   std::set<std::string> lost;  // the parameters that it was computed from
-  std::map<std::string, std::vector<const OnnxTensor*>> of_parameters;
+  std::map<std::string, std::set<uint64_t>> digests;  // by parameter
   for (const OnnxTensor& tensor : model_.initializers) {
     const Value& value = values_.at(tensor.name);
     const bool is_tied =
         value.Is(Value::Kind::kWeight) && value.weight != tensor.name;
     if (is_tied && tensor.made_of.empty()) tied.insert(tensor.name);
     if (is_tied || !trained(tensor.name)) continue;
+    const uint64_t digest = tensor.made_of.empty() ? 0 : DigestOf(tensor);
     for (const std::string& parameter : tensor.made_of) {
       if (parameter == tensor.name) continue;
-      std::vector<const OnnxTensor*>& others = of_parameters[parameter];
-      if (trained(parameter) || std::ranges::any_of(others, [&](auto* other) {
-            return HaveSameNumbers(tensor, *other);
-          })) {
-        apart.insert(tensor.name);
-      }
-      others.push_back(&tensor);
+      const bool is_new =
+          digest == 0 || digests[parameter].insert(digest).second;
+      if (trained(parameter) || !is_new) apart.insert(tensor.name);
     }
     if (!tensor.arithmetic.empty() && !apart.contains(tensor.name)) {
       computed.insert(tensor.name);

@@ -322,11 +322,12 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
   const Clock::time_point begin = Clock::now();
   const Clock::time_point deadline = begin + Milliseconds(options.timeout);
   bool told = false;
+  // Rank 0's host may have no address yet, also for rank 0 itself.
+  const auto who = [&] {
+    return options.rank == 0 && server == nullptr ? "its host's address"
+                                                  : "rank 0";
+  };
   for (;;) {
-    // Rank 0's host may have no address yet, also for rank 0 itself.
-    const std::string who = options.rank == 0 && server == nullptr
-                                ? "its host's address"
-                                : "rank 0";
     Attempt attempt;
     if (options.rank == 0 && server == nullptr) {
       TESSERA_TRY(attempt, Listen(endpoint));
@@ -349,7 +350,7 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
       attempt.trouble = "who listens there closes the connection";
     }
     if (options.stop != nullptr && options.stop->load()) {
-      return Interrupted(options.rank, who);
+      return Interrupted(options.rank, who());
     }
     const Clock::time_point now = Clock::now();
     if (now >= deadline) {
@@ -362,14 +363,15 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
     if (!told && options.waiting &&
         now - begin >= Milliseconds(options.patience)) {
       told = true;
-      options.waiting(attempt.unresolved ? Text(who, " (", attempt.trouble, ")")
-                                         : who);
+      options.waiting(attempt.unresolved
+                          ? Text(who(), " (", attempt.trouble, ")")
+                          : std::string(who()));
     }
     const Clock::duration pause =
         attempt.unresolved ? Clock::duration(kNamePause) : kAttemptPause;
     if (Await(/*fd=*/-1, 0, std::min(deadline, now + pause), options.stop) ==
         Event::kStopped) {
-      return Interrupted(options.rank, who);
+      return Interrupted(options.rank, who());
     }
   }
 }

@@ -46,12 +46,12 @@ class Store {
  public:
   // REQUIRES: 0 <= rank < size.
   // Errors (kUnavailable): the port is in use, nobody answers in time, the host
-  // is unknown until then, this process has no file
-  // descriptor or thread left, who answers is not this job's store, or this
-  // rank has come to it before. kInvalidInput: rank 0 has another `size`.
-  // While ranks of its own have not come yet, such a size ends the job, and so
-  // does a rank for which rank 0 has no file descriptor left: whatever is asked
-  // then and later returns that error on every rank.
+  // is unknown until then, this process has no file descriptor or thread left,
+  // who answers is not this job's store, or this rank has come to it before.
+  // kInvalidInput: rank 0 has another `size`. While ranks of its own have not
+  // come yet, such a size ends the job, and so does a rank for which rank 0 has
+  // no file descriptor left: whatever is asked then and later returns that
+  // error on every rank.
   static Result<std::unique_ptr<Store>> Open(const StoreOptions& options);
 
   // On rank 0 waits, at most 5 s, until the other ranks have closed theirs and,

@@ -35,10 +35,9 @@ struct ImageOptions {
 };
 
 // Those of a graph's inputs "labels", or "targets" [b, labels] or [b], and
-// "images"
-// [b, c, h, w], of signals [b, c, w], of features [b, c], or "patches" [b, 1 +
-// patches, c, h, w] of square images, with the seed and the validation left
-// open; an error where it lacks them.
+// "images" [b, c, h, w], of signals [b, c, w], of features [b, c], or "patches"
+// [b, 1 + patches, c, h, w] of square images, with the seed and the validation
+// left open; an error where it lacks them.
 Result<ImageOptions> ImageOptionsOf(const Graph& graph);
 
 // One image. Valid as long as the Images that it is of.

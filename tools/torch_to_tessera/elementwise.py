@@ -148,8 +148,9 @@ def of_bools(function):
     """What is made of values of 0 and 1; of whole numbers it is arithmetic of
     bits."""
     def mapped(walk, node, *operands):
-        if node.meta["val"].dtype != torch.bool:
-            raise Unmappable("arithmetic of the bits of whole numbers")
+        if any(of.meta["val"].dtype != torch.bool
+               for of in (node, *node.all_input_nodes)):
+            raise Unmappable("a logical operator on what is no bool")
         return function(walk, node, *operands)
     return mapped
 

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -93,8 +94,10 @@ Message Noted(const std::string& value, const std::string& key,
 
 std::string Listed(const std::vector<std::string>& parameters) {
   std::string text = "\n# inputs\n";
-  for (std::string name : parameters) {
-    text += "p_" + name + ": PARAMETER target='" + name + "'\n";
+  for (const std::string& name : parameters) {
+    std::string as = name;
+    std::ranges::replace(as, '.', '_');
+    text += "p_" + as + ": PARAMETER target='" + name + "'\n";
   }
   return text + "x: USER_INPUT\n";
 }
@@ -134,6 +137,35 @@ TEST(OnnxParameters, CallsSayWhatTheyRead) {
 
   // The scale of one, and a shift of its own.
   EXPECT_EQ(ReadOf(TwoNorms("%p_a, %p_d", kOnes)).parameters, 3 * 6 + 18);
+}
+
+// Two layers that began alike; PyTorch's call begins with the bias, ONNX's node
+// ends with it.
+TEST(OnnxParameters, CallsAndNodesMayHaveOtherOrders) {
+  const std::vector<float> square = {1, 2, 3, 4};
+  const std::vector<float> pair = {5, 6};
+  const Read read = ReadOf(
+      {.inputs = {InputOf("x", 1, {"n", "2"})},
+       .weights = {FloatsOf("one.w", {2, 2}, square),
+                   FloatsOf("one.b", {2}, pair)},
+       .nodes = {Called(NodeOf("Gemm", "one", {"x", "one.w", "one.b"}, "one"),
+                        "addmm", "%p_one_b, %x, %p_one_w", "one"),
+                 Called(
+                     NodeOf("Gemm", "two", {"one", "one.w", "one.b"}, "logits"),
+                     "addmm_1", "%p_two_b, %one, %p_two_w", "two")},
+       .values = {Noted("one.w", kKind, "PARAMETER"),
+                  Noted("one.b", kKind, "PARAMETER")},
+       .notes = {
+           NoteOf(kSignature, Listed({"one.w", "one.b", "two.w", "two.b"}))}});
+  EXPECT_EQ(read.parameters, 2 * (4 + 2));
+  EXPECT_THAT(read.warnings, IsEmpty());
+  for (const auto& [weight, pieces] : read.layout.pieces) {
+    for (const PublishedPiece& piece : pieces) {
+      const std::string& stored =
+          piece.stored_as.empty() ? piece.tensor : piece.stored_as;
+      EXPECT_EQ(piece.tensor.substr(4), stored.substr(4)) << piece.tensor;
+    }
+  }
 }
 
 // Of other files, vectors are one for each layer.
