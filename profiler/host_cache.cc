@@ -3,23 +3,16 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 #include <vector>
 
 #include "planner/base/divide.h"
+#include "profiler/first_line.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string FirstLine(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 // The number that a text begins with, and what is behind it; or -1.
 int64_t TakeNumber(std::string_view& text) {

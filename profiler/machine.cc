@@ -13,19 +13,12 @@
 #include <sstream>
 #include <string_view>
 
+#include "profiler/first_line.h"
+
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-// The first line of a file; empty where it cannot be read, as that of a device
-// whose driver refuses.
-std::string FirstLine(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 // The number that a file begins with.
 double NumberIn(const fs::path& path, double otherwise) {
