@@ -13,6 +13,8 @@
 #include "costmodel/evaluate/one_switch.h"
 #include "costmodel/host_size.h"
 #include "planner/base/rng.h"
+#include "planner/base/sort_unique.h"
+#include "planner/ir/cluster_lookup.h"
 #include "planner/lower/accumulation.h"
 #include "planner/plan/strategy_groups.h"
 #include "planner/plan/work_shares.h"
@@ -168,7 +170,7 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
   std::vector<double> in(hosts);
   std::vector<double> out(hosts);
   for (const Link& link : cluster_.links) {
-    const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
+    const LinkType& type = TypeOf(cluster_, link);
     const int from = router.NodeOf(link.from);
     const int to = router.NodeOf(link.to);
     if (from == to) continue;
@@ -184,7 +186,7 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
   host_bandwidth_ = std::ranges::max(bandwidth_of_host_);
   std::vector<std::array<double, 2>> of_vertex(cluster_.vertices.size());
   for (const Link& link : cluster_.links) {
-    const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
+    const LinkType& type = TypeOf(cluster_, link);
     const double bandwidth =
         std::max(type.bandwidth.value, type.in_switch_bandwidth.value);
     of_vertex[link.from.index()][0] += bandwidth;
@@ -209,7 +211,7 @@ void UniformBound::SetBandwidths(const Router& router) {
     const Link& link = cluster_.links[i];
     if (router.NodeOf(link.from) != 0 || router.NodeOf(link.to) == 0) continue;
     if (bandwidths.size() == 64) return;
-    const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
+    const LinkType& type = TypeOf(cluster_, link);
     bit_of[static_cast<int>(i)] = uint64_t{1} << bandwidths.size();
     bandwidths.push_back(
         std::max(type.bandwidth.value, type.in_switch_bandwidth.value));
@@ -298,9 +300,7 @@ UniformBound::Placement UniformBound::PlacementOf(
       if (chains[r][s].samples != chains[r][0].samples) return Placement();
     }
   }
-  std::ranges::sort(chains);
-  const auto repeated = std::ranges::unique(chains);
-  chains.erase(repeated.begin(), repeated.end());
+  SortUnique(chains);
   return placement;
 }
 
@@ -560,15 +560,33 @@ double UniformBound::AllReduce(const Strategy& strategy, DeviceId first,
       PriceAllReduce(pricer_, task, sum, group).duration.picoseconds);
 }
 
-std::vector<LayerCost> UniformBound::LayerCostsOn(const Strategy& strategy,
-                                                  DeviceId first,
-                                                  uint64_t types) const {
+std::vector<LayerCost> UniformBound::LayerCosts(const Strategy& strategy,
+                                                DeviceId first) const {
+  if (cluster_.device_types.size() > kMostTypes || shapes_.empty() ||
+      !IsPlain(strategy) || Offloads(strategy) || !IsInnermost(strategy)) {
+    return {};
+  }
+  const int ranks = strategy.tp * strategy.cp * strategy.ep;
+  std::set<uint64_t> types;  // of replicas
+  if (one_type_) types.insert(0);
+  for (int r = 0; !one_type_ && r < strategy.dp; ++r) {
+    DeviceGroup replica;
+    for (int d = 0; d < ranks; ++d) {
+      replica.devices.push_back(DeviceId(first.value + r * ranks + d));
+    }
+    types.insert(TypesOf(cluster_, replica));
+  }
+  std::vector<const BlockCosts*> by_type;
+  for (const uint64_t of : types) {
+    by_type.push_back(&CostsOf(strategy, /*splits=*/false, of));
+    if (by_type.back()->empty()) return {};
+  }
   const int replicas = strategy.dp * strategy.cp * strategy.ep;
+  const int cuts = strategy.zero > 0 ? replicas : 1;
   std::vector<LayerCost> costs;
-  for (const BlockCost& block : CostsOf(strategy, /*splits=*/false, types)) {
+  for (size_t b = 0; b < by_type[0]->size(); ++b) {
+    const BlockCost& block = (*by_type[0])[b];
     LayerCost& cost = costs.emplace_back();
-    cost.compute = static_cast<double>(block.forward.stream_to_stream +
-                                       block.backward.stream_to_stream);
     const double parameters =
         AllReduce(strategy, first,
                   strategy.zero >= 3 ? block.gathered : block.exchanged[0]);
@@ -588,41 +606,19 @@ std::vector<LayerCost> UniformBound::LayerCostsOn(const Strategy& strategy,
       default:
         cost.exchange = (gradients + parameters) / 2;
     }
-    const int cuts = strategy.zero > 0 ? replicas : 1;
-    cost.update += static_cast<double>(block.update) / cuts;
+    int64_t update = 0;
+    for (const BlockCosts* const of_type : by_type) {
+      const BlockCost& on = (*of_type)[b];
+      cost.compute = std::max(
+          cost.compute, static_cast<double>(on.forward.stream_to_stream +
+                                            on.backward.stream_to_stream));
+      update = std::max(update, on.update);
+    }
+    cost.update += static_cast<double>(update) / cuts;
     cost.kept = static_cast<double>(block.kept);
     cost.backward_peak = static_cast<double>(block.backward_peak);
     cost.stored =
         StoredBytes(block, strategy, strategy.dp, MemoryTier::kDevice);
-  }
-  return costs;
-}
-
-std::vector<LayerCost> UniformBound::LayerCosts(const Strategy& strategy,
-                                                DeviceId first) const {
-  if (cluster_.device_types.size() > kMostTypes || shapes_.empty() ||
-      !IsPlain(strategy) || Offloads(strategy) || !IsInnermost(strategy)) {
-    return {};
-  }
-  const int ranks = strategy.tp * strategy.cp * strategy.ep;
-  std::set<uint64_t> types;  // of replicas
-  if (one_type_) types.insert(0);
-  for (int r = 0; !one_type_ && r < strategy.dp; ++r) {
-    DeviceGroup replica;
-    for (int d = 0; d < ranks; ++d) {
-      replica.devices.push_back(DeviceId(first.value + r * ranks + d));
-    }
-    types.insert(TypesOf(cluster_, replica));
-  }
-  std::vector<LayerCost> costs;
-  for (const uint64_t of : types) {
-    const std::vector<LayerCost> some = LayerCostsOn(strategy, first, of);
-    if (some.empty()) return {};
-    if (costs.empty()) costs = some;
-    for (size_t b = 0; b < costs.size(); ++b) {
-      costs[b].compute = std::max(costs[b].compute, some[b].compute);
-      costs[b].update = std::max(costs[b].update, some[b].update);
-    }
   }
   std::vector<LayerCost> all;  // of the whole graph
   for (int of_short : short_.block_of) {

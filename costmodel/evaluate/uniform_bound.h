@@ -235,9 +235,6 @@ class UniformBound {
   // with a device.
   double AllReduce(const Strategy& strategy, DeviceId first,
                    int64_t bytes) const;
-  // By block of the short graph, where all replicas are on such types.
-  std::vector<LayerCost> LayerCostsOn(const Strategy& strategy, DeviceId first,
-                                      uint64_t types) const;
   // REQUIRES: a replica's ranks are neighbours.
   Placement PlacementOf(const GraphIndex& index,
                         const Strategy& strategy) const;

@@ -7,6 +7,7 @@
 
 #include "planner/base/append.h"
 #include "planner/base/format.h"
+#include "planner/base/sort_unique.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
@@ -49,9 +50,7 @@ std::string DevicesText(const Cluster& cluster, const DeviceGroup& group) {
   for (int rank : ranks) {
     nodes.push_back(cluster.devices[static_cast<size_t>(rank)].node);
   }
-  std::ranges::sort(nodes);
-  const auto repeated = std::ranges::unique(nodes);
-  nodes.erase(repeated.begin(), repeated.end());
+  SortUnique(nodes);
   return text + " of " + NumbersText("node", nodes);
 }
 

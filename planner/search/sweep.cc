@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 
+#include "planner/base/sort_unique.h"
 #include "planner/base/threads.h"
 
 namespace tessera {
@@ -36,9 +37,7 @@ bool Before(const Scored& a, const Scored& b) {
 std::vector<size_t> GuessingOrder(const std::vector<Strategy>& strategies) {
   std::vector<int> sizes;
   for (const Strategy& strategy : strategies) sizes.push_back(strategy.mbs);
-  std::ranges::sort(sizes);
-  const auto repeated = std::ranges::unique(sizes);
-  sizes.erase(repeated.begin(), repeated.end());
+  SortUnique(sizes);
   // By the bits of a size's place the other way round: van der Corput's
   // sequence.
   const int bits = std::bit_width(sizes.size());
