@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "planner/lower/staging.h"
 
@@ -41,135 +44,204 @@ bool IsInput(const Graph& graph, TensorId id) {
   return graph.tensor(id).kind == TensorKind::kInput;
 }
 
-}  // namespace
+// A sum's layout follows that of the tensor whose gradient it is.
+TensorId FollowedBy(const Graph& graph, const Node& sum) {
+  return graph.tensor(sum.results[0]).gradient_of;
+}
 
-std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
-  const auto accesses = AccessesOf(graph);
-  const std::vector<int> classes = BlockClasses(graph);
-  std::vector<BlockShape> shapes(graph.blocks.size());
-  std::vector<int64_t> number(graph.nodes.size());  // within its block
-  std::vector<std::vector<NodeId>> nodes(graph.blocks.size());
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    const Node& node = graph.nodes[i];
-    auto& list = nodes[static_cast<size_t>(node.block)];
-    number[i] = static_cast<int64_t>(list.size());
-    list.push_back(NodeId(static_cast<int64_t>(i)));
+// Makes the shapes of a graph's blocks, one after another.
+class ShapeMaker {
+ public:
+  ShapeMaker(const Graph& graph, int prefetch)
+      : graph_(graph),
+        blocks_(static_cast<int>(graph.blocks.size())),
+        // Even where nothing is gathered ahead, neighbours say where a pass
+        // begins.
+        reach_(std::clamp(prefetch, 1, std::max(1, blocks_))),
+        accesses_(AccessesOf(graph)),
+        classes_(BlockClasses(graph)),
+        number_(graph.nodes.size()),
+        nodes_(graph.blocks.size()),
+        weight_index_(graph.tensors.size(), -1) {
+    for (size_t i = 0; i < graph.nodes.size(); ++i) {
+      auto& list = nodes_[static_cast<size_t>(graph.nodes[i].block)];
+      number_[i] = static_cast<int64_t>(list.size());
+      list.push_back(NodeId(static_cast<int64_t>(i)));
+    }
+    int weights = 0;
+    for (size_t t = 0; t < graph.tensors.size(); ++t) {
+      if (graph.tensors[t].kind == TensorKind::kWeight) {
+        weight_index_[t] = weights++;
+      }
+    }
   }
-  std::vector<int> weight_index(graph.tensors.size(), -1);
-  int weights = 0;
-  for (size_t t = 0; t < graph.tensors.size(); ++t) {
-    if (graph.tensors[t].kind == TensorKind::kWeight) {
-      weight_index[t] = weights++;
-    }
-  }
 
-  std::map<IntKey, int> wirings;
-  for (size_t b = 0; b < shapes.size(); ++b) {
-    BlockShape& shape = shapes[b];
-    const int own = static_cast<int>(b);
-    std::set<TensorId> seen;
-    std::vector<int> near;  // within reach
-    std::set<int> far;
-    const auto touch = [&](TensorId id) {
-      if (!seen.insert(id).second) return;
-      shape.tensors.push_back(id);
-      if (weight_index[id.index()] >= 0) {
-        shape.weights.push_back(static_cast<size_t>(weight_index[id.index()]));
-      }
-    };
-    // A sum's layout follows that of the tensor whose gradient it is.
-    const auto followed = [&](const Node& node) {
-      return graph.tensor(node.results[0]).gradient_of;
-    };
-    for (NodeId id : nodes[b]) {
-      const Node& node = graph.node(id);
-      if (node.pass == Pass::kForward) shape.forward.push_back(id);
-      for (TensorId operand : node.operands) touch(operand);
-      for (TensorId result : node.results) touch(result);
-      if (IsSum(node)) touch(followed(node));
-    }
-    const size_t own_weights = shape.weights.size();
-    // Even where nothing is gathered ahead, neighbours say where a pass begins.
-    const int blocks = static_cast<int>(shapes.size());
-    const int reach = std::clamp(prefetch, 1, blocks);
-    for (int neighbour = own - reach; neighbour <= own + reach; ++neighbour) {
-      if (neighbour < 0 || neighbour >= blocks || neighbour == own) continue;
-      near.push_back(neighbour);
-      for (NodeId id : nodes[static_cast<size_t>(neighbour)]) {
-        for (TensorId operand : graph.node(id).operands) {
-          if (weight_index[operand.index()] >= 0) touch(operand);
-        }
-      }
-    }
-    shape.weights.resize(own_weights);
-    for (TensorId id : shape.tensors) {
-      const auto& of = accesses[id.index()];
-      const auto is_own = [&](const Access& access) {
-        return graph.node(access.node).block == own;
-      };
-      if (IsInput(graph, id)) continue;
-      const bool weight = weight_index[id.index()] >= 0;
-      if (weight ? std::ranges::any_of(of, is_own)
-                 : !std::ranges::all_of(of, is_own)) {
-        shape.shared.push_back(id);
-      } else if (graph.tensor(id).kind == TensorKind::kActivation) {
-        shape.inner.push_back(id);
-      }
-    }
-    std::vector<TensorId> related = shape.tensors;
-    for (TensorId id : shape.tensors) {
-      if (IsInput(graph, id)) continue;
-      for (const Access& access : accesses[id.index()]) {
-        const Node& node = graph.node(access.node);
-        if (IsSum(node)) related.push_back(followed(node));
-      }
-    }
-    for (TensorId id : related) {
-      if (IsInput(graph, id)) continue;
-      for (const Access& access : accesses[id.index()]) {
-        far.insert(graph.node(access.node).block);
-      }
-    }
-    far.erase(own);
-    for (int block : near) far.erase(block);
-    shape.depends = {own};
-    shape.depends.insert(shape.depends.end(), near.begin(), near.end());
-    shape.depends.insert(shape.depends.end(), far.begin(), far.end());
-
-    for (TensorId id : shape.tensors) {
-      for (const Access& access : accesses[id.index()]) {
-        const Node& node = graph.node(access.node);
-        const bool makes = access.role % 2 == 1;
-        if (!makes || !IsSum(node)) continue;
-        // Gradients flow from later blocks to earlier ones.
-        if (node.block < own) return {};
-        const bool leaves = std::any_of(
-            accesses[id.index()].begin(), accesses[id.index()].end(),
-            [&](const Access& a) { return graph.node(a.node).block != own; });
-        if (node.block == own && leaves) shape.sums.push_back(id);
-      }
-    }
-
-    IntKey wiring;
-    for (int block : shape.depends) {
-      wiring.insert(wiring.end(),
-                    {block - own, classes[static_cast<size_t>(block)]});
-    }
-    for (TensorId id : related) {
-      wiring.push_back(-1);
-      if (IsInput(graph, id)) continue;
-      for (const Access& access : accesses[id.index()]) {
-        wiring.insert(wiring.end(),
-                      {shape.IndexOf(graph.node(access.node).block),
-                       number[access.node.index()], access.role});
-      }
-    }
-    const auto next = static_cast<int>(wirings.size());
-    shape.wiring = wirings.try_emplace(std::move(wiring), next).first->second;
+  // Nothing where a block's layouts follow from those of a later one.
+  std::optional<BlockShape> Make(int block) {
+    BlockShape shape;
+    const std::vector<int> near = Near(block);
+    FindTensors(block, near, shape);
+    FindShared(block, shape);
+    const std::vector<TensorId> related = RelatedTo(shape);
+    FindDepends(block, near, related, shape);
+    if (!FindSums(block, shape)) return std::nullopt;
+    shape.wiring = WiringOf(block, related, shape);
     for (size_t i = 0; i < shape.tensors.size(); ++i) {
       shape.numbers.emplace_back(shape.tensors[i], static_cast<int>(i));
     }
     std::ranges::sort(shape.numbers);
+    return shape;
+  }
+
+ private:
+  bool IsWeight(TensorId id) const { return weight_index_[id.index()] >= 0; }
+  const std::vector<Access>& AccessesTo(TensorId id) const {
+    return accesses_[id.index()];
+  }
+  int BlockOf(const Access& access) const {
+    return graph_.node(access.node).block;
+  }
+
+  // The other blocks within reach.
+  std::vector<int> Near(int block) const {
+    std::vector<int> near;
+    const int end = std::min(blocks_, block + reach_ + 1);
+    for (int other = std::max(0, block - reach_); other < end; ++other) {
+      if (other != block) near.push_back(other);
+    }
+    return near;
+  }
+
+  void FindTensors(int block, const std::vector<int>& near, BlockShape& shape) {
+    std::set<TensorId> seen;
+    const auto touch = [&](TensorId id) {
+      if (!seen.insert(id).second) return false;
+      shape.tensors.push_back(id);
+      return true;
+    };
+    const auto touch_own = [&](TensorId id) {
+      if (!touch(id) || !IsWeight(id)) return;
+      shape.weights.push_back(static_cast<size_t>(weight_index_[id.index()]));
+    };
+    for (NodeId id : nodes_[static_cast<size_t>(block)]) {
+      const Node& node = graph_.node(id);
+      if (node.pass == Pass::kForward) shape.forward.push_back(id);
+      for (TensorId operand : node.operands) touch_own(operand);
+      for (TensorId result : node.results) touch_own(result);
+      if (IsSum(node)) touch_own(FollowedBy(graph_, node));
+    }
+    for (int neighbour : near) {
+      for (NodeId id : nodes_[static_cast<size_t>(neighbour)]) {
+        for (TensorId operand : graph_.node(id).operands) {
+          if (IsWeight(operand)) touch(operand);
+        }
+      }
+    }
+  }
+
+  // Sets `shared` and `inner`.
+  void FindShared(int block, BlockShape& shape) const {
+    const auto is_own = [&](const Access& access) {
+      return BlockOf(access) == block;
+    };
+    for (TensorId id : shape.tensors) {
+      if (IsInput(graph_, id)) continue;
+      const auto& of = AccessesTo(id);
+      if (IsWeight(id) ? std::ranges::any_of(of, is_own)
+                       : !std::ranges::all_of(of, is_own)) {
+        shape.shared.push_back(id);
+      } else if (graph_.tensor(id).kind == TensorKind::kActivation) {
+        shape.inner.push_back(id);
+      }
+    }
+  }
+
+  // The block's tensors, then what gradient sums over them follow.
+  std::vector<TensorId> RelatedTo(const BlockShape& shape) const {
+    std::vector<TensorId> related = shape.tensors;
+    for (TensorId id : shape.tensors) {
+      if (IsInput(graph_, id)) continue;
+      for (const Access& access : AccessesTo(id)) {
+        const Node& node = graph_.node(access.node);
+        if (IsSum(node)) related.push_back(FollowedBy(graph_, node));
+      }
+    }
+    return related;
+  }
+
+  void FindDepends(int block, const std::vector<int>& near,
+                   const std::vector<TensorId>& related,
+                   BlockShape& shape) const {
+    std::set<int> far;
+    for (TensorId id : related) {
+      if (IsInput(graph_, id)) continue;
+      for (const Access& access : AccessesTo(id)) far.insert(BlockOf(access));
+    }
+    far.erase(block);
+    for (int other : near) far.erase(other);
+    shape.depends = {block};
+    shape.depends.insert(shape.depends.end(), near.begin(), near.end());
+    shape.depends.insert(shape.depends.end(), far.begin(), far.end());
+  }
+
+  // Gradients flow from later blocks to earlier ones: false where one of a sum
+  // does not.
+  bool FindSums(int block, BlockShape& shape) const {
+    for (TensorId id : shape.tensors) {
+      for (const Access& access : AccessesTo(id)) {
+        const Node& node = graph_.node(access.node);
+        const bool makes = access.role % 2 == 1;
+        if (!makes || !IsSum(node)) continue;
+        if (node.block < block) return false;
+        const bool leaves = std::ranges::any_of(
+            AccessesTo(id),
+            [&](const Access& other) { return BlockOf(other) != block; });
+        if (node.block == block && leaves) shape.sums.push_back(id);
+      }
+    }
+    return true;
+  }
+
+  int WiringOf(int block, const std::vector<TensorId>& related,
+               const BlockShape& shape) {
+    IntKey wiring;
+    for (int other : shape.depends) {
+      wiring.insert(wiring.end(),
+                    {other - block, classes_[static_cast<size_t>(other)]});
+    }
+    for (TensorId id : related) {
+      wiring.push_back(-1);
+      if (IsInput(graph_, id)) continue;
+      for (const Access& access : AccessesTo(id)) {
+        wiring.insert(wiring.end(),
+                      {shape.IndexOf(BlockOf(access)),
+                       number_[access.node.index()], access.role});
+      }
+    }
+    const auto next = static_cast<int>(wirings_.size());
+    return wirings_.try_emplace(std::move(wiring), next).first->second;
+  }
+
+  const Graph& graph_;
+  const int blocks_;
+  const int reach_;                                  // of neighbours
+  const std::vector<std::vector<Access>> accesses_;  // by tensor
+  const std::vector<int> classes_;                   // by block
+  std::vector<int64_t> number_;                      // of nodes in their blocks
+  std::vector<std::vector<NodeId>> nodes_;           // by block
+  std::vector<int> weight_index_;  // by tensor; -1: another kind
+  std::map<IntKey, int> wirings_;
+};
+
+}  // namespace
+
+std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
+  ShapeMaker maker(graph, prefetch);
+  std::vector<BlockShape> shapes;
+  for (int b = 0; b < std::ssize(graph.blocks); ++b) {
+    std::optional<BlockShape> shape = maker.Make(b);
+    if (!shape) return {};
+    shapes.push_back(std::move(*shape));
   }
   return shapes;
 }

@@ -15,6 +15,7 @@
 //
 // Thread-safe. The same plan gives the same bits, whatever came before.
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <limits>
@@ -31,6 +32,7 @@
 
 #include "costmodel/evaluate/block_template.h"
 #include "costmodel/evaluate/memory_check.h"
+#include "costmodel/evaluate/plan_memo.h"
 #include "costmodel/evaluate/stage.h"
 #include "costmodel/evaluate/step.h"
 #include "costmodel/memo.h"
@@ -205,6 +207,9 @@ class Evaluator : public Objective {
     std::function<int64_t(GroupId)> number_of;
     std::function<int64_t(GroupId)> class_of;  // with its own
   };
+  // Numbers, by ProgramKind, of what the block's programs see of the plan.
+  std::array<int, kProgramKinds> SeenBy(const BlockSetting& setting,
+                                        const LoweringContext& context) const;
   BlockPtr FindPrograms(const BlockSetting& setting, Programs& programs) const;
   ProgramPtr FindProgram(int seen, ProgramKind kind,
                          const BlockSetting& setting, Programs& programs,
@@ -264,6 +269,7 @@ class Evaluator : public Objective {
   //   stages_     a folded stage   templates and their wiring
   //   peaks_      memory           a stage and the schedule's order
   //   uniform_    a score          a strategy
+  //   plans_      an evaluation    a plan that does not fold
   //
   // At most so many entries each: a program takes 3 kB, a stage of a dozen
   // blocks 100 kB, the key of a decision 1 kB, of what programs see 3 kB, a
@@ -280,11 +286,7 @@ class Evaluator : public Objective {
   mutable Memo<NumberedStage> stages_{40'000};  // weighed by their blocks
   mutable Memo<MemoryUse> peaks_{100'000};
   mutable Memo<std::optional<Score>> uniform_{1'000'000};
-  // What was simulated, by a hash of the plan; emptied when full.
-  mutable std::shared_mutex simulations_mutex_;
-  mutable std::unordered_multimap<uint64_t, std::pair<Plan, Evaluation>>
-      simulations_;
-  mutable size_t simulations_size_ = 0;
+  mutable PlanMemo plans_{1'000'000};
   const UniformBound& Bounds() const;
   // Null where bounds do.
   const UniformBound* Estimates() const;
