@@ -1,7 +1,6 @@
 #include "costmodel/evaluate/uniform_bound.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -267,41 +266,57 @@ UniformBound::Placement UniformBound::PlacementOf(
   const auto groups = GroupsOf(index, cluster_, strategy);
   Placement placement;
   placement.starts = PositionStarts(index, cluster_, strategy, groups);
-  std::vector<Chain>& chains = placement.chains;
-  chains.assign(static_cast<size_t>(strategy.dp),
-                Chain(groups.size(), Replica{0, strategy.mbs}));
-  for (size_t s = 0; s < groups.size(); ++s) {
-    const DeviceGroup& group = groups[s];
+  std::vector<std::vector<Held>> stages;
+  for (const DeviceGroup& group : groups) {
     AxisSet data = 0;
-    AxisSet uneven = 0;
     for (size_t a = 0; a < group.axes.size(); ++a) {
-      const AxisSet axis = AxisSet{1} << a;
-      if (group.axes[a].name.starts_with("dp")) data |= axis;
-      if (!group.axes[a].shares.empty()) uneven |= axis;
+      if (group.axes[a].name.starts_with("dp")) data |= AxisSet{1} << a;
     }
-    // What rounding leaves of shares of shares is not looked at.
-    if (std::popcount(uneven) > 1) return Placement();
-    std::vector<DeviceGroup> replicas(chains.size());
+    std::vector<DeviceGroup> devices(static_cast<size_t>(strategy.dp));
     for (size_t i = 0; i < group.devices.size(); ++i) {
-      const int rank = static_cast<int>(i);
-      const auto r = static_cast<size_t>(group.Coordinate(rank, data));
-      replicas[r].devices.push_back(group.devices[i]);
-      if (uneven == 0) continue;
-      const auto axis = static_cast<size_t>(std::countr_zero(uneven));
-      const std::vector<int>& shares = group.axes[axis].shares;
-      const int all = std::accumulate(shares.begin(), shares.end(), 0);
-      const int own = shares[static_cast<size_t>(
-          group.Coordinate(rank, static_cast<int>(axis)))];
-      chains[r][s].samples = strategy.mbs * group.axes[axis].size * own / all;
+      const auto r =
+          static_cast<size_t>(group.Coordinate(static_cast<int>(i), data));
+      devices[r].devices.push_back(group.devices[i]);
     }
-    for (size_t r = 0; r < chains.size(); ++r) {
-      chains[r][s].types = TypesOf(cluster_, replicas[r]);
-      // Else samples of one chain pass on to others.
-      if (chains[r][s].samples != chains[r][0].samples) return Placement();
+    std::vector<Held>& replicas = stages.emplace_back();
+    for (size_t r = 0; r < devices.size(); ++r) {
+      const int64_t samples =
+          ShardRange(group, data, SamplesOf(strategy), static_cast<int64_t>(r))
+              .size();
+      // Of its ranks one has no fewer than the average.
+      const auto own = static_cast<int>(samples / strategy.ep);
+      if (own == 0) return Placement();
+      replicas.push_back({{TypesOf(cluster_, devices[r]), own}, samples});
     }
   }
-  SortUnique(chains);
+  placement.chains = ChainsOf(stages);
   return placement;
+}
+
+std::vector<UniformBound::Chain> UniformBound::ChainsOf(
+    const std::vector<std::vector<Held>>& stages) {
+  std::vector<Chain> chains;
+  std::vector<size_t> at(stages.size(), 0);  // replicas
+  std::vector<int64_t> left;                 // of what each holds
+  for (const std::vector<Held>& replicas : stages) {
+    left.push_back(replicas[0].samples);
+  }
+  while (true) {
+    Chain& chain = chains.emplace_back();
+    for (size_t s = 0; s < stages.size(); ++s) {
+      chain.push_back(stages[s][at[s]].replica);
+    }
+    const int64_t passed = std::ranges::min(left);
+    for (size_t s = 0; s < stages.size(); ++s) {
+      left[s] -= passed;
+      if (left[s] > 0) continue;
+      if (++at[s] == stages[s].size()) {
+        SortUnique(chains);
+        return chains;
+      }
+      left[s] = stages[s][at[s]].samples;
+    }
+  }
 }
 
 std::vector<UniformBound::Pipeline> UniformBound::PipelinesOf(

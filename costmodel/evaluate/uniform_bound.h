@@ -69,9 +69,9 @@
 // and out, files read and written. Of unlike hosts that with fewest devices
 // serves each fastest.
 //
-// Unlike devices. Samples pass the stages in the replicas at one coordinate of
-// the data axes: each such chain of replicas, on devices of its types and with
-// its samples, is a path of its own, and the slowest counts. Tables have
+// Unlike devices. A sample passes, in each stage, the replica that has it: each
+// such chain of replicas, on devices of their types and with their samples, is
+// a path of its own, and the slowest counts. Tables have
 // microbatches of sizes that the batch is a multiple of: of other shares that
 // of the next smaller size. A stage lacks memory where the least lucky chain's
 // does.
@@ -88,9 +88,8 @@
 // collectives wherever ranks are laid so that a layer's replica is not a block
 // of neighbours; plans of one microbatch where gradients of others are added
 // apart; whatever the table cannot know because a strategy offloads
-// activations, is rooted, splits branches or has a table of actions, or gives
-// devices shares that differ between stages: these have the bound of no time
-// and no memory.
+// activations, is rooted, splits branches or has a table of actions: these have
+// the bound of no time and no memory.
 //
 // Estimates. Of a graph of many unlike blocks tables take as long as prices. Of
 // a sample of its blocks (block_sample.h), each in place of those around it,
@@ -185,6 +184,10 @@ class UniformBound {
     auto operator<=>(const Replica&) const = default;
   };
   using Chain = std::vector<Replica>;  // by stage: what some samples pass
+  struct Held {
+    Replica replica;
+    int64_t samples = 0;  // of a microbatch, by all its ranks
+  };
   struct Placement {
     std::vector<Chain> chains;  // that differ; none where that is not known
     std::vector<int> starts;    // of positions, their first blocks
@@ -235,6 +238,10 @@ class UniformBound {
   // with a device.
   double AllReduce(const Strategy& strategy, DeviceId first,
                    int64_t bytes) const;
+  // Of stages whose replicas hold the samples of a microbatch one after
+  // another, the chains that differ.
+  static std::vector<Chain> ChainsOf(
+      const std::vector<std::vector<Held>>& stages);
   // REQUIRES: a replica's ranks are neighbours.
   Placement PlacementOf(const GraphIndex& index,
                         const Strategy& strategy) const;

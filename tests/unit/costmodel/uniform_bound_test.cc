@@ -251,6 +251,7 @@ TEST(UniformBound, IsBelowTheScoreOnUnlikeHosts) {
         slower("node1.nic0", 4, of("dgx-a100-80gb:2")),
         of("dgx-h100:1x4+dgx-a100-80gb:1"), of("dgx-h100:1+dgx-a100-80gb:1"),
         of("dgx-h100:1x4+dgx1-v100-32gb:1+dgx-a100-80gb:1x4"),
+        of("dgx-h100:1x7+dgx-a100-80gb:1x5"),
         of("g5.48xlarge:1+g4dn.12xlarge:1")}) {
     for (const double share : {1.0, 1e-4}) {
       ExpectBelow(Gpt2(DType::kFloat32), Small(cluster, share), 150, 15, 0.02);
@@ -302,6 +303,31 @@ TEST(UniformBound, IsCloseOnUnlikeDevices) {
     // By speed tables may have fewer samples than shares.
     EXPECT_GE(ratio(mixed, (text + ",balance=speed").c_str()), 0.5 * alike)
         << text;
+  }
+}
+
+// Stages with devices of one type and with both: samples that one replica has
+// in a stage are several's in the next. And shares on two axes. Bounds are as
+// close as without shares.
+TEST(UniformBound, IsCloseWhereStagesShareOtherwise) {
+  const Graph graph = Model(ExamplePath("models/gpt2-xl/config.json"),
+                            DType::kFloat16, /*batch=*/96);
+  const GraphIndex index(graph);
+  const Cluster cluster =
+      MakeCluster("dgx-h100:1x7+dgx1-v100-32gb:1x5").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const auto ratio = [&](const std::string& text) {
+    const Strategy strategy = ParseStrategy(text).value();
+    const Score bound =
+        evaluator.BoundUniform(index, strategy, Objective::Bound::kClose);
+    const auto score = evaluator.EvaluateUniform(index, cluster, strategy);
+    EXPECT_LE(bound.step_time, score->step_time) << text;
+    return bound.step_time.seconds() / score->step_time.seconds();
+  };
+  for (const std::string text :
+       {"pp=3,dp=4,mbs=4", "pp=2,dp=6,mbs=4", "pp=3,dp=2,tp=2,mbs=8,zero=1",
+        "pp=2,dp=6,mbs=4,vp=2,schedule=interleaved"}) {
+    EXPECT_GE(ratio(text + ",balance=speed"), 0.8 * ratio(text)) << text;
   }
 }
 
