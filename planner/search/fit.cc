@@ -9,6 +9,7 @@
 #include "planner/plan/recompute.h"
 #include "planner/plan/stages.h"
 #include "planner/schedule/pipeline_schedule.h"
+#include "planner/search/least_memory.h"
 
 namespace tessera {
 namespace {
@@ -50,11 +51,7 @@ class Fitter {
         plan_(std::move(plan)),
         sets_(DeviceSets(plan_.groups)) {
     for (const DeviceSet& set : sets_) {
-      Bytes least = space.cluster->TypeOf(set.devices[0]).memory;
-      for (DeviceId device : set.devices) {
-        least = std::min(least, space.cluster->TypeOf(device).memory);
-      }
-      capacity_.push_back(least);
+      capacity_.push_back(LeastMemory(*space.cluster, set));
     }
   }
 

@@ -17,6 +17,7 @@
 #include "planner/search/allowed_objective.h"
 #include "planner/search/constraints.h"
 #include "planner/search/fit.h"
+#include "planner/search/fit_offload.h"
 #include "planner/search/ragged.h"
 #include "planner/search/sweep.h"
 #include "planner/search/textbook.h"
@@ -47,6 +48,13 @@ constexpr std::array<int64_t, 3> kMostOperators = {
 
 // Strategies that lack memory and are fitted by recomputation.
 constexpr size_t kMostFitted = 32;
+// Strategies that lack memory and are fitted by offloading, which takes longer;
+// and how many operators, each of every microbatch, they may have.
+constexpr size_t kMostOffloaded = 8;
+constexpr int64_t kMostOperatorsOffloaded = 100'000;
+// Plans that offload take far longer to price than others, so that walks get
+// less far from them: they have to be better by more than this.
+constexpr double kWorthOffloading = 0.02;
 // Strategies that are looked at where there was no time for more.
 constexpr size_t kFewStrategies = 64;
 // Of the best plans, how many get orders of actions of their own.
@@ -278,9 +286,11 @@ class StartFinder {
       ReserveAnswer(options_, starts_.ranked[0].plan, clock_);
     }
     AddFitted();
+    fits_ = ScoreOfBest().feasible;
     Offload(kStartEnd);
     AddOther();
     AddUnlike();
+    AddPartlyOffloaded();
     AddMore();
     MakeOrders();
     RankOnLinks();
@@ -503,6 +513,23 @@ class StartFinder {
     std::ranges::move(unlike, std::back_inserter(starts_.priced));
   }
 
+  // What would be faster and fits once some of its state leaves the devices.
+  void AddPartlyOffloaded() {
+    if (starts_.ranked.empty()) return;
+    const Score best = ScoreOfBest();
+    Score than = best;
+    if (fits_) {
+      than.step_time = Duration::FromSeconds((1 - kWorthOffloading) *
+                                             than.step_time.seconds());
+    }
+    std::vector<FoundPlan> fitted =
+        PartlyOffloaded(space_, allowed_, strategies_, kMostOffloaded,
+                        kMostOperatorsOffloaded, than, After(kMoreEnd));
+    for (size_t i = fitted.size(); i-- > 0;) {
+      PutFirst(std::move(fitted[i]));
+    }
+  }
+
   void AddMore() {
     const Score best = ScoreOfBest();
     if (!options_.more_starts || !best.feasible ||
@@ -586,7 +613,7 @@ class StartFinder {
   // least. Each plan is simulated: those that take long for that are looked at
   // last, where they may be better than what was found.
   void Offload(double end) {
-    if (ScoreOfBest().feasible) return;
+    if (fits_ || ScoreOfBest().feasible) return;
     std::vector<Strategy> all;
     for (const Approach& approach : Approaches()) {
       if (!approach.offloads) continue;
@@ -655,7 +682,8 @@ class StartFinder {
   // The best, in order; behind them the best with a pipeline or without.
   std::vector<Strategy> uniform_;
   Starts starts_;
-  Score best_;  // of the baselines, as far as is reported
+  bool fits_ = false;  // something that does not offload
+  Score best_;         // of the baselines, as far as is reported
   std::mutex reporting_;
   double reported_ = 0;
 };

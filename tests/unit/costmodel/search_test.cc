@@ -13,6 +13,7 @@
 #include "planner/plan/work_shares.h"
 #include "planner/search/constraints.h"
 #include "planner/search/fit.h"
+#include "planner/search/fit_offload.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/ragged.h"
 #include "planner/search/sweep.h"
@@ -221,6 +222,62 @@ TEST(Fits, SharesOutStages) {
                   .empty());
 }
 
+// Offloads as little as fits: the plan takes less time than with all of its
+// optimizer state on the host, and has no room for another weight's.
+class OffloadsStrategy : public testing::TestWithParam<const char*> {};
+TEST_P(OffloadsStrategy, AsFarAsMemoryLacks) {
+  const Graph graph = Gpt2(32, 128);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
+  const std::string strategy = GetParam();
+  const auto most = [&](const std::string& text) {
+    const SearchSpace space(graph, cluster);
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    Bytes most;
+    for (const MemoryUse& use :
+         evaluator.Evaluate(Uniform(space, text)).memory) {
+      most = std::max(most, use.total);
+    }
+    return most.value;
+  };
+  const std::string all = strategy + ",offload=optimizer:host";
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {(2 * most(strategy) + most(all)) / 3};
+  }
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Plan plan = Uniform(space, strategy);
+  ASSERT_FALSE(evaluator.Evaluate(plan).feasible());
+  const auto fitted = FitByOffloading(space, evaluator, plan);
+  ASSERT_TRUE(fitted.has_value());
+  EXPECT_TRUE(fitted->evaluation.feasible());
+  EXPECT_EQ(fitted->evaluation, evaluator.Evaluate(fitted->plan));
+  EXPECT_LT(fitted->evaluation.step_time,
+            evaluator.Evaluate(Uniform(space, all)).step_time);
+  int64_t elements = 0;
+  int64_t offloaded = 0;
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    const int64_t own = space.index.weights[w].elements;
+    const bool off =
+        fitted->plan.weights[w].optimizer_tier == MemoryTier::kHost;
+    elements += own;
+    offloaded += off ? own : 0;
+  }
+  EXPECT_GT(offloaded, elements / 6);
+  EXPECT_LT(offloaded, elements * 3 / 4);
+  // What fits stays as it is; what cannot fit is nothing.
+  EXPECT_EQ(FitByOffloading(space, evaluator, fitted->plan)->plan,
+            fitted->plan);
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {most(all) / 4};
+  }
+  const SearchSpace small(graph, cluster);
+  const Evaluator of_small(graph, cluster, nullptr, {});
+  EXPECT_FALSE(FitByOffloading(small, of_small, plan).has_value());
+}
+INSTANTIATE_TEST_SUITE_P(Strategies, OffloadsStrategy,
+                         testing::Values("dp=4,mbs=8", "pp=2,dp=2,mbs=4",
+                                         "tp=2,dp=2,mbs=8"));
+
 // What a search starts from, where nothing walks: the best of its candidates
 // with shared links, in seconds.
 double StartOn(const Graph& graph, const Cluster& cluster,
@@ -253,6 +310,39 @@ Graph Zoo(const char* model, int64_t batch, int64_t seq_len, DType dtype) {
                                    options)
                            .value())
       .value();
+}
+
+// Where all that fits runs its forward again, or waits for more stages, a plan
+// with some of its state on the host is better, and found.
+TEST(Starts, OffloadAPartWhereThatIsFaster) {
+  const Graph graph = Zoo("gpt2-xl", 16, 1024, DType::kFloat16);
+  const Cluster cluster = MakeCluster("titan-rtx-pair:1x1").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  std::vector<Strategy> none;
+  for (const char* text :
+       {"dp=1,mbs=2", "dp=1,mbs=4", "dp=1,mbs=4,recompute=full",
+        "dp=1,mbs=8,recompute=full"}) {
+    none.push_back(ParseStrategy(text).value());
+  }
+  const auto never = [] { return false; };
+  const std::vector<FoundPlan> fitted =
+      PartlyOffloaded(space, evaluator, none, 4, 1'000'000, Score(), never);
+  ASSERT_FALSE(fitted.empty());
+  for (size_t i = 0; i < fitted.size(); ++i) {
+    EXPECT_TRUE(fitted[i].evaluation.feasible());
+    if (i > 0) {
+      EXPECT_LT(fitted[i - 1].evaluation.step_time,
+                fitted[i].evaluation.step_time);
+    }
+  }
+  // Nothing is better than a plan that takes no time, and nothing is simulated
+  // that is too large.
+  EXPECT_TRUE(PartlyOffloaded(space, evaluator, none, 4, 1'000'000,
+                              {Duration{}, Bytes{}, /*feasible=*/true}, never)
+                  .empty());
+  EXPECT_TRUE(
+      PartlyOffloaded(space, evaluator, none, 4, 10, Score(), never).empty());
 }
 
 // Searches that differ in what they may use: who may use more starts no worse,

@@ -1,0 +1,221 @@
+#include "planner/search/fit_offload.h"
+
+#include <algorithm>
+#include <functional>
+#include <ranges>
+#include <utility>
+
+#include "planner/plan/axis_roles.h"
+#include "planner/plan/stages.h"
+#include "planner/plan/strategy_groups.h"
+#include "planner/search/least_memory.h"
+
+namespace tessera {
+namespace {
+
+// Plans in which the number of weights is found.
+constexpr int kRounds = 4;
+// How many more weights the next one has at least.
+constexpr double kStep = 0.02;
+// Strategies whose plans are priced, for each that is fitted.
+constexpr size_t kPricedForEach = 16;
+// The host reads and writes what it updates.
+constexpr double kUpdatePasses = 2;
+
+class Offloader {
+ public:
+  Offloader(const SearchSpace& space, const Objective& objective,
+            const Plan& plan)
+      : space_(space),
+        objective_(objective),
+        plan_(plan),
+        sets_(DeviceSets(plan.groups)),
+        weights_(sets_.size()),
+        lacks_(sets_.size()) {
+    for (const DeviceSet& set : sets_) {
+      capacity_.push_back(LeastMemory(*space.cluster, set));
+    }
+    for (size_t w = 0; w < space.index.weights.size(); ++w) {
+      const NodeId home = space.index.weights[w].home.node;
+      const GroupId group = plan.ops[home.index()].group;
+      const auto set = std::ranges::find_if(
+          sets_, [&](const DeviceSet& s) { return Holds(s, group); });
+      weights_[static_cast<size_t>(set - sets_.begin())].push_back(w);
+    }
+  }
+
+  std::optional<FoundPlan> Run() {
+    const Evaluation none = objective_.Evaluate(plan_);
+    if (none.feasible()) return FoundPlan{plan_, none};
+    if (none.memory.size() != sets_.size()) return std::nullopt;
+    for (size_t s = 0; s < sets_.size(); ++s) lacks_[s] = Excess(none, s);
+    if (std::ranges::max(lacks_) <= 0) return std::nullopt;
+    auto found = AsFewAsFit();
+    if (found) return found;
+    gradients_ = true;
+    return AsFewAsFit();
+  }
+
+ private:
+  std::optional<FoundPlan> AsFewAsFit() const {
+    std::vector<double> wanted(sets_.size());  // elements
+    for (size_t s = 0; s < sets_.size(); ++s) {
+      for (size_t w : weights_[s]) wanted[s] += ElementsOf(w);
+    }
+    std::optional<FoundPlan> all = Priced(wanted);
+    if (!all || !all->evaluation.feasible()) return std::nullopt;
+    for (size_t s = 0; s < sets_.size(); ++s) {
+      const double saved = lacks_[s] - Excess(all->evaluation, s);
+      wanted[s] *= saved > 0 ? lacks_[s] / saved : 0;
+    }
+    for (int round = 0; round < kRounds; ++round) {
+      std::optional<FoundPlan> some = Priced(wanted);
+      if (!some || some->evaluation.memory.size() != sets_.size()) break;
+      if (some->evaluation.feasible()) {
+        return Better(some->evaluation, all->evaluation) ? some : all;
+      }
+      for (size_t s = 0; s < sets_.size(); ++s) {
+        const double still = Excess(some->evaluation, s);
+        if (still > 0) wanted[s] *= 1 + std::max(kStep, still / lacks_[s]);
+      }
+    }
+    return all;
+  }
+
+  double ElementsOf(size_t weight) const {
+    return static_cast<double>(space_.index.weights[weight].elements);
+  }
+  double Excess(const Evaluation& evaluation, size_t set) const {
+    return static_cast<double>(evaluation.memory[set].total.value -
+                               capacity_[set].value);
+  }
+
+  // Of a set's weights some with so many elements, or all: those that are no
+  // larger than what is wanted still, the largest first, then the smallest.
+  std::vector<size_t> Chosen(size_t set, double wanted) const {
+    std::vector<size_t> by_size(weights_[set].rbegin(), weights_[set].rend());
+    std::ranges::stable_sort(by_size, std::greater(),
+                             [&](size_t w) { return ElementsOf(w); });
+    std::vector<size_t> chosen;
+    std::vector<size_t> rest;
+    for (size_t w : by_size) {
+      if (ElementsOf(w) <= wanted) {
+        wanted -= ElementsOf(w);
+        chosen.push_back(w);
+      } else {
+        rest.push_back(w);
+      }
+    }
+    if (wanted > 0 && !rest.empty()) chosen.push_back(rest.back());
+    return chosen;
+  }
+
+  // With so many elements' states of the sets that lack memory on the host.
+  std::optional<FoundPlan> Priced(const std::vector<double>& wanted) const {
+    Plan plan = plan_;
+    for (size_t s = 0; s < sets_.size(); ++s) {
+      if (lacks_[s] <= 0) continue;
+      for (size_t w : Chosen(s, wanted[s])) {
+        plan.weights[w].optimizer_tier = MemoryTier::kHost;
+        if (gradients_ && !IsTiedAcrossGroups(space_.index, plan, w)) {
+          plan.weights[w].gradient_tier = MemoryTier::kHost;
+        }
+      }
+    }
+    if (!MakeCanonical(space_, plan) || !Allowed(space_, plan)) {
+      return std::nullopt;
+    }
+    Evaluation evaluation = objective_.Evaluate(plan);
+    return FoundPlan{std::move(plan), std::move(evaluation)};
+  }
+
+  const SearchSpace& space_;
+  const Objective& objective_;
+  const Plan& plan_;
+  const std::vector<DeviceSet> sets_;
+  std::vector<Bytes> capacity_;               // by set
+  std::vector<std::vector<size_t>> weights_;  // by set
+  std::vector<double> lacks_;                 // by set, bytes
+  bool gradients_ = false;                    // are on the host, too
+};
+
+// What the host takes to update so many bytes of each of its devices.
+double SecondsOnHost(const SearchSpace& space, Bytes lacks) {
+  const Host& host = *space.cluster->host;
+  const auto bytes = static_cast<double>(lacks.value);
+  return kUpdatePasses * bytes * space.least_devices_of_node /
+         host.memory_bandwidth.value;
+}
+
+}  // namespace
+
+std::optional<FoundPlan> FitByOffloading(const SearchSpace& space,
+                                         const Objective& objective,
+                                         Plan plan) {
+  if (!space.cluster->host) return std::nullopt;
+  return Offloader(space, objective, plan).Run();
+}
+
+std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
+                                       const Objective& objective,
+                                       const std::vector<Strategy>& strategies,
+                                       size_t tried, int64_t most_operators,
+                                       Score than,
+                                       const std::function<bool()>& stop) {
+  if (!space.cluster->host) return {};
+  const Graph& graph = *space.index.graph;
+  // By how long they take with what they lack on the host, as far as bounds
+  // say, and then prices.
+  using Guess = std::pair<double, const Strategy*>;
+  std::vector<Guess> guesses;
+  const auto add = [&](const Score& score, const Strategy& strategy,
+                       std::vector<Guess>& to) {
+    if (score.feasible) return;
+    const double seconds =
+        score.step_time.seconds() + SecondsOnHost(space, score.overflow);
+    if (than.feasible && seconds >= than.step_time.seconds()) return;
+    to.push_back({seconds, &strategy});
+  };
+  for (const Strategy& strategy : strategies) {
+    if (stop()) return {};
+    const int64_t operators =
+        std::ssize(graph.nodes) * graph.global_batch / SamplesOf(strategy);
+    if (operators > most_operators) continue;
+    const auto guess = [&](const Strategy& of, Objective::Bound bound) {
+      return objective.GuessUniform(space.index, of, bound);
+    };
+    const Score loose = guess(strategy, Objective::Bound::kLoose);
+    if (than.feasible && loose.step_time >= than.step_time) continue;
+    Strategy all = strategy;
+    all.optimizer_tier = MemoryTier::kHost;
+    if (!guess(all, Objective::Bound::kQuick).feasible) {
+      all.gradient_tier = MemoryTier::kHost;
+      if (!guess(all, Objective::Bound::kQuick).feasible) continue;
+    }
+    const Score none = guess(strategy, Objective::Bound::kQuick);
+    if (none.step_time > Duration{}) add(none, strategy, guesses);
+  }
+  std::ranges::sort(guesses);
+  std::vector<Guess> priced;
+  for (const auto& [seconds, strategy] : guesses) {
+    if (priced.size() == tried * kPricedForEach || stop()) break;
+    const auto score =
+        objective.EvaluateUniform(space.index, *space.cluster, *strategy);
+    if (score) add(*score, *strategy, priced);
+  }
+  std::ranges::sort(priced);
+  std::vector<FoundPlan> fitted;
+  for (const auto& [seconds, strategy] : priced | std::views::take(tried)) {
+    if (stop()) break;
+    if (than.feasible && seconds >= than.step_time.seconds()) break;
+    auto plan = PlanFromStrategy(space.index, *space.cluster, *strategy);
+    if (!plan || !MakeCanonical(space, *plan)) continue;
+    auto found = FitByOffloading(space, objective, *std::move(plan));
+    if (!found || !Better(ScoreOf(found->evaluation), than)) continue;
+    than = ScoreOf(found->evaluation);
+    fitted.insert(fitted.begin(), *std::move(found));
+  }
+  return fitted;
+}
+
+}  // namespace tessera
