@@ -50,30 +50,36 @@ class Offloader {
     if (none.memory.size() != sets_.size()) return std::nullopt;
     for (size_t s = 0; s < sets_.size(); ++s) lacks_[s] = Excess(none, s);
     if (std::ranges::max(lacks_) <= 0) return std::nullopt;
-    auto found = AsFewAsFit();
-    if (found) return found;
-    gradients_ = true;
-    return AsFewAsFit();
+    for (const bool gradients : {false, true}) {
+      gradients_ = gradients;
+      const std::vector<double> wanted = AsManyAsLack();
+      if (wanted.empty()) continue;
+      std::optional<FoundPlan> found = Priced(wanted, 0);
+      if (found && !found->evaluation.feasible()) found = PartlyInFiles(wanted);
+      if (found && found->evaluation.feasible()) return found;
+    }
+    return std::nullopt;
   }
 
  private:
-  std::optional<FoundPlan> AsFewAsFit() const {
-    std::vector<double> wanted(sets_.size());  // elements
+  // By set elements whose states leave the devices so that these have room;
+  // none where all of them are not enough.
+  std::vector<double> AsManyAsLack() const {
+    std::vector<double> all(sets_.size());
     for (size_t s = 0; s < sets_.size(); ++s) {
-      for (size_t w : weights_[s]) wanted[s] += ElementsOf(w);
+      for (size_t w : weights_[s]) all[s] += ElementsOf(w);
     }
-    std::optional<FoundPlan> all = Priced(wanted);
-    if (!all || !all->evaluation.feasible()) return std::nullopt;
+    const auto most = Priced(all, 0);
+    if (!most || !DevicesFit(most->evaluation)) return {};
+    std::vector<double> wanted = all;
     for (size_t s = 0; s < sets_.size(); ++s) {
-      const double saved = lacks_[s] - Excess(all->evaluation, s);
+      const double saved = lacks_[s] - Excess(most->evaluation, s);
       wanted[s] *= saved > 0 ? lacks_[s] / saved : 0;
     }
     for (int round = 0; round < kRounds; ++round) {
-      std::optional<FoundPlan> some = Priced(wanted);
+      const auto some = Priced(wanted, 0);
       if (!some || some->evaluation.memory.size() != sets_.size()) break;
-      if (some->evaluation.feasible()) {
-        return Better(some->evaluation, all->evaluation) ? some : all;
-      }
+      if (DevicesFit(some->evaluation)) return wanted;
       for (size_t s = 0; s < sets_.size(); ++s) {
         const double still = Excess(some->evaluation, s);
         if (still > 0) wanted[s] *= 1 + std::max(kStep, still / lacks_[s]);
@@ -82,8 +88,33 @@ class Offloader {
     return all;
   }
 
+  // With as small a share of them in files as leaves the host room.
+  std::optional<FoundPlan> PartlyInFiles(
+      const std::vector<double>& wanted) const {
+    if (space_.cluster->host->storage == Bytes{}) return std::nullopt;
+    auto found = Priced(wanted, 1);
+    if (!found || !found->evaluation.feasible()) return std::nullopt;
+    double little = 0;
+    double enough = 1;
+    for (int round = 0; round < kRounds; ++round) {
+      const double share = (little + enough) / 2;
+      auto some = Priced(wanted, share);
+      const bool fits = some && some->evaluation.feasible();
+      (fits ? enough : little) = share;
+      if (fits) found = std::move(some);
+    }
+    return found;
+  }
+
   double ElementsOf(size_t weight) const {
     return static_cast<double>(space_.index.weights[weight].elements);
+  }
+  bool DevicesFit(const Evaluation& evaluation) const {
+    if (evaluation.memory.size() != sets_.size()) return false;
+    for (size_t s = 0; s < sets_.size(); ++s) {
+      if (Excess(evaluation, s) > 0) return false;
+    }
+    return true;
   }
   double Excess(const Evaluation& evaluation, size_t set) const {
     return static_cast<double>(evaluation.memory[set].total.value -
@@ -110,15 +141,23 @@ class Offloader {
     return chosen;
   }
 
-  // With so many elements' states of the sets that lack memory on the host.
-  std::optional<FoundPlan> Priced(const std::vector<double>& wanted) const {
+  // With the states of so many elements of the sets that lack memory beside the
+  // devices, this share of them in files.
+  std::optional<FoundPlan> Priced(const std::vector<double>& wanted,
+                                  double in_files) const {
     Plan plan = plan_;
     for (size_t s = 0; s < sets_.size(); ++s) {
       if (lacks_[s] <= 0) continue;
-      for (size_t w : Chosen(s, wanted[s])) {
-        plan.weights[w].optimizer_tier = MemoryTier::kHost;
+      const std::vector<size_t> chosen = Chosen(s, wanted[s]);
+      double to_files = 0;
+      for (size_t w : chosen) to_files += in_files * ElementsOf(w);
+      for (size_t w : chosen) {
+        WeightPlacement& weight = plan.weights[w];
+        weight.optimizer_tier =
+            to_files > 0 ? MemoryTier::kFile : MemoryTier::kHost;
+        to_files -= ElementsOf(w);
         if (gradients_ && !IsTiedAcrossGroups(space_.index, plan, w)) {
-          plan.weights[w].gradient_tier = MemoryTier::kHost;
+          weight.gradient_tier = MemoryTier::kHost;
         }
       }
     }
@@ -164,6 +203,7 @@ std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
                                        const std::function<bool()>& stop) {
   if (!space.cluster->host) return {};
   const Graph& graph = *space.index.graph;
+  const bool has_files = space.cluster->host->storage > Bytes{};
   // By how long they take with what they lack on the host, as far as bounds
   // say, and then prices.
   using Guess = std::pair<double, const Strategy*>;
@@ -187,7 +227,7 @@ std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
     const Score loose = guess(strategy, Objective::Bound::kLoose);
     if (than.feasible && loose.step_time >= than.step_time) continue;
     Strategy all = strategy;
-    all.optimizer_tier = MemoryTier::kHost;
+    all.optimizer_tier = has_files ? MemoryTier::kFile : MemoryTier::kHost;
     if (!guess(all, Objective::Bound::kQuick).feasible) {
       all.gradient_tier = MemoryTier::kHost;
       if (!guess(all, Objective::Bound::kQuick).feasible) continue;

@@ -1,9 +1,9 @@
 #pragma once
 // Partly offloaded plans: uniform plans that would be fast but for the memory
 // that they lack, with the optimizer state of as many weights in the host's
-// memory as makes them fit. Strategies have the state of all weights there, or
-// of none; what the host updates takes about as long for each byte, so that a
-// plan that lacks little loses little.
+// memory, or in files, as makes them fit. Strategies have the state of all
+// weights there, or of none; what the host updates takes about as long for each
+// byte, so that a plan that lacks little loses little.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +20,8 @@ namespace tessera {
 
 // `plan` with the optimizer states of some weights on the host, of so few
 // elements as each device set that lacks memory needs; where those of all are
-// not enough, with gradients besides. Nothing where that does not make it fit.
-// REQUIRES: it is canonical.
+// not enough, with gradients besides. What the host has no room for is in
+// files. Nothing where that does not make it fit. REQUIRES: it is canonical.
 std::optional<FoundPlan> FitByOffloading(const SearchSpace& space,
                                          const Objective& objective, Plan plan);
 

@@ -267,6 +267,33 @@ TEST_P(OffloadsStrategy, AsFarAsMemoryLacks) {
   // What fits stays as it is; what cannot fit is nothing.
   EXPECT_EQ(FitByOffloading(space, evaluator, fitted->plan)->plan,
             fitted->plan);
+  // What the host has no room for is in files.
+  const auto on_host = [&](const Plan& of) {
+    int64_t bytes = 0;  // of one device of each group
+    for (const MemoryUse& use : evaluator.Evaluate(of).host_memory) {
+      bytes += use.total.value;
+    }
+    return bytes * std::ssize(cluster.devices) / std::ssize(of.groups);
+  };
+  Plan in_files = fitted->plan;
+  for (WeightPlacement& weight : in_files.weights) {
+    if (weight.optimizer_tier == MemoryTier::kHost) {
+      weight.optimizer_tier = MemoryTier::kFile;
+    }
+  }
+  ASSERT_LT(on_host(in_files), on_host(fitted->plan));
+  cluster.host->memory = {(on_host(in_files) + 9 * on_host(fitted->plan)) / 10};
+  const SearchSpace full(graph, cluster);
+  const Evaluator of_full(graph, cluster, nullptr, {});
+  const auto filed = FitByOffloading(full, of_full, plan);
+  ASSERT_TRUE(filed.has_value());
+  EXPECT_TRUE(filed->evaluation.feasible());
+  const auto in = [&](MemoryTier tier) {
+    return std::ranges::count(filed->plan.weights, tier,
+                              &WeightPlacement::optimizer_tier);
+  };
+  EXPECT_GT(in(MemoryTier::kFile), 0);
+  EXPECT_GT(in(MemoryTier::kHost), 0);
   for (DeviceType& type : cluster.device_types) {
     type.memory = {most(all) / 4};
   }
