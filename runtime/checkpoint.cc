@@ -283,16 +283,17 @@ Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
       saved = created.error();
     }
   }
+  const auto writes = [&] { return writer && saved && *saved; };
   for (const auto& [name, parts] : values) {
     const Value& first = tasks.value(parts[0]);
     const auto write = [&](std::span<const std::byte> elements) {
-      if (!writer || !saved || !*saved) return;
+      if (!writes()) return;
       saved = WriteFinite(elements, first.dtype, *writer);
     };
     // Tiles are put together first.
     std::vector<std::byte> whole;
     const bool tiled = first.layout.tile.count > 1;
-    if (tiled && writer) {
+    if (tiled && writes()) {
       whole.resize(static_cast<size_t>(ElementsOf(WholeBox(first.shape)) *
                                        SizeOf(first.dtype)));
     }
@@ -301,13 +302,14 @@ Result<bool> SaveCheckpoint(const std::string& path, const Graph& graph,
           id, executor, all,
           [&](const Box& block, std::span<const std::byte> elements) {
             if (!tiled) return write(elements);
+            if (!writes()) return;
             PutBlock(block, elements.data(), first.shape, SizeOf(first.dtype),
                      whole.data());
           }));
     }
     if (tiled) write(whole);
   }
-  if (writer && saved && *saved) {
+  if (writes()) {
     // The disk may be full as late as this.
     if (auto flushed = writer->Flush(); !flushed) saved = flushed.error();
   }

@@ -175,7 +175,7 @@ Result<void> CollectValue(ValueId id, RankExecutor& executor, Communicator& all,
   std::vector<std::byte> received;
   for (const Box& block : pieces) {
     part.to[0] = WholeBlock(block);
-    const Collective gather(CommKind::kGather, all, {part});
+    const Collective gather(CommKind::kGather, all, {&part, 1});
     const Bytes bytes{part.to[static_cast<size_t>(all.rank())].elements() *
                       SizeOf(value.dtype)};
     TESSERA_TRY(const Staging staging,

@@ -80,6 +80,7 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
     if (in_turn) order = *std::move(meetings);
   }
   KernelFacts facts;
+  CollectiveMaker collectives;
   for (TaskId id : order) {
     const Task& task = tasks_.task(id);
     if (view_.position(task.group) < 0 || view_.IsIdle(task)) continue;
@@ -103,7 +104,7 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
       case TaskKind::kCopy:
         break;
       case TaskKind::kComm:
-        PrepareCollective(task, work);
+        PrepareCollective(task, collectives, work);
         break;
       case TaskKind::kSend:
       case TaskKind::kRecv:
@@ -214,7 +215,9 @@ Communicator& RankExecutor::CommunicatorOf(const Task& task) const {
   return *world_.Group(view_.RanksOfSubgroup(task)).value();
 }
 
-void RankExecutor::PrepareCollective(const Task& task, TaskWork& work) const {
+void RankExecutor::PrepareCollective(const Task& task,
+                                     CollectiveMaker& collectives,
+                                     TaskWork& work) const {
   const std::vector<int>& members = view_.Subgroup(task);
   std::vector<CollectivePart> parts;
   for (size_t i = 0; i < task.reads.size(); ++i) {
@@ -222,8 +225,8 @@ void RankExecutor::PrepareCollective(const Task& task, TaskWork& work) const {
                      view_.Placements(task.reads[i], members),
                      view_.Placements(task.writes[i], members)});
   }
-  work.collective = std::make_unique<Collective>(
-      task.comm, CommunicatorOf(task), std::move(parts));
+  work.collective =
+      collectives.Make(task.comm, CommunicatorOf(task), std::move(parts));
   work.staging = work.collective->staging();
 }
 

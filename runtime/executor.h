@@ -176,7 +176,8 @@ class RankExecutor {
   void PrepareSlices(const Task& task, TaskWork& work) const;
   // That of a task's exchange over its axes.
   Communicator& CommunicatorOf(const Task& task) const;
-  void PrepareCollective(const Task& task, TaskWork& work) const;
+  void PrepareCollective(const Task& task, CollectiveMaker& collectives,
+                         TaskWork& work) const;
   void PrepareTransfer(const Task& task, TaskWork& work) const;
   Result<void> OpenChannels();
 

@@ -19,6 +19,7 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kStep = ".step-";
+constexpr std::string_view kBeside = ".new";  // of what becomes an older one
 
 std::string OlderName(const std::string& target, int64_t step) {
   return target + std::string(kStep) + std::to_string(step);
@@ -38,19 +39,27 @@ std::optional<int64_t> StepOf(const std::string& target,
   return std::nullopt;
 }
 
+// Calls f(name) of what is in the folder of `target`, as far as it can be read.
+template <typename F>
+void ForEachNameBeside(const std::string& target, F f) {
+  std::error_code code;
+  std::filesystem::directory_iterator entry(DirectoryOf(target), code);
+  const std::filesystem::directory_iterator end;
+  for (; !code && entry != end; entry.increment(code)) {
+    f(entry->path().filename().string());
+  }
+}
+
 }  // namespace
 
 std::map<int64_t, std::string> OlderCheckpoints(const std::string& path) {
   const std::string target = ResolveLinks(path);
   std::map<int64_t, std::string> older;
-  std::error_code code;
-  std::filesystem::directory_iterator entry(DirectoryOf(target), code);
-  const std::filesystem::directory_iterator end;
-  for (; !code && entry != end; entry.increment(code)) {
-    if (const auto step = StepOf(target, entry->path().filename())) {
+  ForEachNameBeside(target, [&](const std::string& name) {
+    if (const auto step = StepOf(target, name)) {
       older[*step] = OlderName(target, *step);
     }
-  }
+  });
   return older;
 }
 
@@ -68,7 +77,7 @@ Result<void> KeepAsOlder(const std::string& path, int64_t step) {
   const std::string older = OlderName(target, step);
   // One of the same step, of a run that was gone back behind, is replaced; the
   // same file, of a run that was killed before it had replaced `target`, stays.
-  const std::string beside = older + ".new";
+  const std::string beside = older + std::string(kBeside);
   ::unlink(beside.c_str());
   const bool kept = ::link(target.c_str(), beside.c_str()) == 0 &&
                     ::rename(beside.c_str(), older.c_str()) == 0;
@@ -83,6 +92,15 @@ Result<void> KeepAsOlder(const std::string& path, int64_t step) {
 }
 
 void RemoveOlder(const std::string& path, int64_t step, int keep) {
+  // What a run has left that was killed within KeepAsOlder.
+  const std::string target = ResolveLinks(path);
+  ForEachNameBeside(target, [&](const std::string& name) {
+    if (!name.ends_with(kBeside)) return;
+    const auto left =
+        StepOf(target, name.substr(0, name.size() - kBeside.size()));
+    if (!left) return;
+    ::unlink((OlderName(target, *left) + std::string(kBeside)).c_str());
+  });
   auto older = OlderCheckpoints(path);
   while (std::ssize(older) > keep) {
     const auto last = std::prev(older.end());

@@ -270,7 +270,8 @@ Result<void> OnnxTensors::FindElsewhere() {
       if (!file) return file.error().At(where + ": its data");
       files_.push_back(*std::move(file));
     }
-    const ByteSpan bytes = files_[at->second].bytes();
+    stored.file = at->second;
+    const ByteSpan bytes = files_[stored.file].bytes();
     const int64_t size = std::ssize(bytes);
     if (stored.offset > size) stored.offset = size;
     const int64_t rest = size - stored.offset;
@@ -317,8 +318,8 @@ Result<TensorView> OnnxTensors::View(std::string_view name) const {
                             SafetensorsText(*dtype, stored.shape),
                         where);
   }
-  for (const MappedFile& file : files_) {
-    TESSERA_RETURN_IF_ERROR(file.CheckWhole());
+  if (stored.decoded.empty()) {
+    TESSERA_RETURN_IF_ERROR(files_[stored.file].CheckWhole());
   }
   return TensorView{*dtype, stored.shape, stored.data};
 }

@@ -35,6 +35,7 @@ class OnnxTensors {
     const std::byte* data = nullptr;
     int64_t bytes = 0;
     std::vector<std::byte> decoded;  // what `data` points to, if not a file
+    size_t file = 0;                 // else: of files_, the first is path_
     // Of data in another file.
     bool elsewhere = false;
     std::string location;

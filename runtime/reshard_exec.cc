@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "planner/base/fnv1a.h"
 #include "planner/lower/staging.h"
 
 namespace tessera {
@@ -52,19 +53,41 @@ int64_t LargestBytes(const CollectivePart& part) {
   return elements * SizeOf(part.dtype);
 }
 
+uint64_t HashOf(CommKind kind, std::span<const CollectivePart> parts) {
+  Fnv1a hash;
+  const auto add = [&hash](auto number) {
+    hash.Add(static_cast<uint64_t>(number));
+  };
+  add(kind);
+  for (const CollectivePart& part : parts) {
+    add(part.dtype);
+    for (const auto* side : {&part.from, &part.to}) {
+      for (const Placement& placement : *side) {
+        for (const Range& range : placement.block) {
+          add(range.begin);
+          add(range.end);
+        }
+        add(placement.run.begin);
+        add(placement.run.end);
+      }
+    }
+  }
+  return hash.value();
+}
+
 }  // namespace
 
 Collective::Collective(CommKind kind, Communicator& group,
-                       std::vector<CollectivePart> parts)
-    : kind_(kind), group_(group), parts_(std::move(parts)) {
+                       std::span<const CollectivePart> parts)
+    : kind_(kind), group_(group) {
   std::vector<std::pair<std::pair<Route, DType>, std::vector<size_t>>> shared;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const CollectivePart& part = parts_[i];
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const CollectivePart& part = parts[i];
     TESSERA_CHECK(static_cast<int>(part.from.size()) == group.size() &&
                   part.from.size() == part.to.size());
     const Route route = RouteOf(part);
     if (LargestBytes(part) >= kShareBelowBytes || route == Route::kShift) {
-      AddBatch(route, {i});
+      AddBatch(parts, route, {i});
       continue;
     }
     const auto key = std::pair(route, part.dtype);
@@ -76,7 +99,9 @@ Collective::Collective(CommKind kind, Communicator& group,
     }
     it->second.push_back(i);
   }
-  for (auto& [key, members] : shared) AddBatch(key.first, std::move(members));
+  for (auto& [key, members] : shared) {
+    AddBatch(parts, key.first, std::move(members));
+  }
 }
 
 Collective::Route Collective::RouteOf(const CollectivePart& part) const {
@@ -107,52 +132,53 @@ Collective::Route Collective::RouteOf(const CollectivePart& part) const {
              : Route::kExchange;
 }
 
-void Collective::AddBatch(Route route, std::vector<size_t> parts) {
+void Collective::AddBatch(Parts parts, Route route,
+                          std::vector<size_t> of_batch) {
   Batch batch;
   batch.route = route;
-  batch.dtype = parts_[parts[0]].dtype;
-  batch.parts = std::move(parts);
+  batch.dtype = parts[of_batch[0]].dtype;
+  batch.parts = std::move(of_batch);
   switch (route) {
     case Route::kAllReduce:
-      PlanAllReduce(batch);
+      PlanAllReduce(parts, batch);
       break;
     case Route::kReduceScatter:
-      PlanReduceScatter(batch);
+      PlanReduceScatter(parts, batch);
       break;
     case Route::kGather:
-      PlanGather(batch);
+      PlanGather(parts, batch);
       break;
     case Route::kExchange:
-      PlanExchange(batch);
+      PlanExchange(parts, batch);
       break;
     case Route::kShift:
-      PlanShift(batch);
+      PlanShift(parts, batch);
       break;
   }
   batches_.push_back(std::move(batch));
 }
 
-void Collective::PlanAllReduce(Batch& batch) const {
+void Collective::PlanAllReduce(Parts parts, Batch& batch) const {
   const int64_t size = SizeOf(batch.dtype);
+  batch.stage_send = batch.parts.size() > 1;
   int64_t bytes = 0;
   for (size_t i : batch.parts) {
-    const int64_t part_bytes = parts_[i].to[0].elements() * size;
+    const int64_t part_bytes = parts[i].to[0].elements() * size;
     BoxCopy copy;
     copy.strided.run_bytes = part_bytes;
     copy.to_offset = bytes;
     batch.pack.push_back({i, copy});
     std::swap(copy.from_offset, copy.to_offset);
-    batch.unpack.push_back({i, copy});
+    if (batch.stage_send) batch.unpack.push_back({i, copy});
     bytes += part_bytes;
   }
   batch.sent = bytes;
-  batch.stage_send = batch.parts.size() > 1;
 }
 
-void Collective::PlanReduceScatter(Batch& batch) const {
+void Collective::PlanReduceScatter(Parts parts, Batch& batch) const {
   const int64_t size = SizeOf(batch.dtype);
   const auto self = static_cast<size_t>(group_.rank());
-  const CollectivePart& first = parts_[batch.parts[0]];
+  const CollectivePart& first = parts[batch.parts[0]];
   const bool several = batch.parts.size() > 1;
   batch.stage_receive = several;
   batch.stage_send = several || !InMemberOrder(first.to, first.from[0]);
@@ -160,13 +186,15 @@ void Collective::PlanReduceScatter(Batch& batch) const {
   for (size_t member = 0; member < first.to.size(); ++member) {
     const int64_t start = sent;
     for (size_t i : batch.parts) {
-      const Placement& piece = parts_[i].to[member];
-      for (const Box& box : BoxesOf(piece)) {
-        BoxCopy copy = CopyOf(box, parts_[i].from[self], piece, size);
-        copy.to_offset += sent;
-        batch.pack.push_back({i, copy});
+      const Placement& piece = parts[i].to[member];
+      if (batch.stage_send) {
+        for (const Box& box : BoxesOf(piece)) {
+          BoxCopy copy = CopyOf(box, parts[i].from[self], piece, size);
+          copy.to_offset += sent;
+          batch.pack.push_back({i, copy});
+        }
       }
-      if (member == self) {
+      if (batch.stage_receive && member == self) {
         BoxCopy copy;
         copy.strided.run_bytes = piece.elements() * size;
         copy.from_offset = sent - start;
@@ -180,10 +208,10 @@ void Collective::PlanReduceScatter(Batch& batch) const {
   batch.received = batch.counts[self] * size;
 }
 
-void Collective::PlanGather(Batch& batch) const {
+void Collective::PlanGather(Parts parts, Batch& batch) const {
   const int64_t size = SizeOf(batch.dtype);
   const auto self = static_cast<size_t>(group_.rank());
-  const CollectivePart& first = parts_[batch.parts[0]];
+  const CollectivePart& first = parts[batch.parts[0]];
   const bool several = batch.parts.size() > 1;
   batch.stage_send = several;
   batch.stage_receive = several || !InMemberOrder(first.from, first.to[self]);
@@ -191,17 +219,19 @@ void Collective::PlanGather(Batch& batch) const {
   for (size_t member = 0; member < first.from.size(); ++member) {
     const int64_t start = received;
     for (size_t i : batch.parts) {
-      const Placement& piece = parts_[i].from[member];
-      if (member == self) {
+      const Placement& piece = parts[i].from[member];
+      if (batch.stage_send && member == self) {
         BoxCopy copy;
         copy.strided.run_bytes = piece.elements() * size;
         copy.to_offset = received - start;
         batch.pack.push_back({i, copy});
       }
-      for (const Box& box : BoxesOf(piece)) {
-        BoxCopy copy = CopyOf(box, piece, parts_[i].to[self], size);
-        copy.from_offset += received;
-        batch.unpack.push_back({i, copy});
+      if (batch.stage_receive) {
+        for (const Box& box : BoxesOf(piece)) {
+          BoxCopy copy = CopyOf(box, piece, parts[i].to[self], size);
+          copy.from_offset += received;
+          batch.unpack.push_back({i, copy});
+        }
       }
       received += piece.elements() * size;
     }
@@ -211,7 +241,7 @@ void Collective::PlanGather(Batch& batch) const {
   batch.received = received;
 }
 
-void Collective::PlanExchange(Batch& batch) const {
+void Collective::PlanExchange(Parts parts, Batch& batch) const {
   const int64_t size = SizeOf(batch.dtype);
   const int self = group_.rank();
   const auto members = static_cast<size_t>(group_.size());
@@ -219,46 +249,58 @@ void Collective::PlanExchange(Batch& batch) const {
   batch.stage_receive = true;
   batch.send_bytes.assign(members, 0);
   batch.receive_bytes.assign(members, 0);
-  std::vector<std::vector<Piece>> pieces;
+  // Its own pieces by peer, each in the order of the parts: what goes there,
+  // and what comes from there.
+  struct OfPart {
+    size_t part = 0;
+    std::vector<Box> boxes;
+  };
+  std::vector<std::vector<OfPart>> sends(members);
+  std::vector<std::vector<OfPart>> receives(members);
   for (size_t i : batch.parts) {
-    pieces.push_back(TransferPieces(parts_[i].from, parts_[i].to));
-  }
-  int64_t sent = 0;
-  int64_t received = 0;
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    const int64_t sent_before = sent;
-    const int64_t received_before = received;
-    for (size_t p = 0; p < pieces.size(); ++p) {
-      const size_t i = batch.parts[p];
-      const auto me = static_cast<size_t>(self);
-      for (const Piece& piece : pieces[p]) {
-        for (const Box& box : piece.boxes) {
-          const Placement packed = WholeBlock(box);
-          if (piece.from == self && piece.to == peer) {
-            BoxCopy copy = CopyOf(box, parts_[i].from[me], packed, size);
-            copy.to_offset += sent;
-            batch.pack.push_back({i, copy});
-            sent += packed.elements() * size;
-          }
-          if (piece.from == peer && piece.to == self) {
-            BoxCopy copy = CopyOf(box, packed, parts_[i].to[me], size);
-            copy.from_offset += received;
-            batch.unpack.push_back({i, copy});
-            received += packed.elements() * size;
-          }
-        }
+    for (const Piece& piece : TransferPieces(parts[i].from, parts[i].to)) {
+      if (piece.from == self) {
+        sends[static_cast<size_t>(piece.to)].push_back({i, piece.boxes});
+      }
+      if (piece.to == self) {
+        receives[static_cast<size_t>(piece.from)].push_back({i, piece.boxes});
       }
     }
-    batch.send_bytes[static_cast<size_t>(peer)] = sent - sent_before;
-    batch.receive_bytes[static_cast<size_t>(peer)] = received - received_before;
+  }
+  const auto me = static_cast<size_t>(self);
+  int64_t sent = 0;
+  int64_t received = 0;
+  for (size_t peer = 0; peer < members; ++peer) {
+    const int64_t sent_before = sent;
+    for (const auto& [i, boxes] : sends[peer]) {
+      for (const Box& box : boxes) {
+        const Placement packed = WholeBlock(box);
+        BoxCopy copy = CopyOf(box, parts[i].from[me], packed, size);
+        copy.to_offset += sent;
+        batch.pack.push_back({i, copy});
+        sent += packed.elements() * size;
+      }
+    }
+    batch.send_bytes[peer] = sent - sent_before;
+    const int64_t received_before = received;
+    for (const auto& [i, boxes] : receives[peer]) {
+      for (const Box& box : boxes) {
+        const Placement packed = WholeBlock(box);
+        BoxCopy copy = CopyOf(box, packed, parts[i].to[me], size);
+        copy.from_offset += received;
+        batch.unpack.push_back({i, copy});
+        received += packed.elements() * size;
+      }
+    }
+    batch.receive_bytes[peer] = received - received_before;
   }
   batch.sent = sent;
   batch.received = received;
 }
 
 // Whole buffers, so that nothing is staged.
-void Collective::PlanShift(Batch& batch) const {
-  const CollectivePart& part = parts_[batch.parts[0]];
+void Collective::PlanShift(Parts parts, Batch& batch) const {
+  const CollectivePart& part = parts[batch.parts[0]];
   const int64_t size = SizeOf(batch.dtype);
   const size_t members = part.from.size();
   const auto self = static_cast<size_t>(group_.rank());
@@ -337,6 +379,20 @@ Result<void> Collective::Call(const Batch& batch, const void* send,
                              batch.receive_bytes);
   }
   return {};
+}
+
+std::shared_ptr<const Collective> CollectiveMaker::Make(
+    CommKind kind, Communicator& group, std::vector<CollectivePart> parts) {
+  const uint64_t hash = HashOf(kind, parts);
+  const auto [first, last] = made_.equal_range(hash);
+  const auto found = std::find_if(first, last, [&](const auto& entry) {
+    const Made& made = entry.second;
+    return made.kind == kind && made.group == &group && made.parts == parts;
+  });
+  if (found != last) return found->second.collective;
+  auto collective = std::make_shared<const Collective>(kind, group, parts);
+  made_.emplace(hash, Made{kind, &group, std::move(parts), collective});
+  return collective;
 }
 
 GroupTransfer::GroupTransfer(Communicator& world, DType dtype,

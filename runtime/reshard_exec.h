@@ -4,13 +4,17 @@
 // many times. Ragged and strided shards are packed; where the buffers are
 // already in the order of the collective they are used as they are.
 //
-// Thread safety: both classes are immutable. Several threads may use them at
-// once where the device is concurrent, each with staging of its own, as far as
-// the communicator allows (communicator.h): Run of collectives of different
-// groups, Send and Receive of transfers beside each other and beside these.
+// Thread safety: Collective and GroupTransfer are immutable. Several threads
+// may use them at once where the device is concurrent, each with staging of its
+// own, as far as the communicator allows (communicator.h): Run of collectives
+// of different groups, Send and Receive of transfers beside each other and
+// beside these.
 
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "planner/base/result.h"
@@ -27,6 +31,8 @@ struct CollectivePart {
   DType dtype = DType::kFloat32;
   std::vector<Placement> from;  // by member
   std::vector<Placement> to;
+
+  bool operator==(const CollectivePart&) const = default;
 };
 
 // Where this rank has a part. The two are the same buffer or do not overlap.
@@ -46,7 +52,7 @@ class Collective {
   // first has; for every other kind the members together have all that each of
   // them gets.
   Collective(CommKind kind, Communicator& group,
-             std::vector<CollectivePart> parts);
+             std::span<const CollectivePart> parts);
 
   // `staging` is memory of the device, of staging() bytes.
   Result<void> Run(RankDevice& device, std::span<const PartBuffers> buffers,
@@ -76,6 +82,8 @@ class Collective {
     // Without staging the buffers of the only part are passed as they are.
     bool stage_send = false;
     bool stage_receive = false;
+    // To and from what is staged. An all-reduce without staging: to where it
+    // sums.
     std::vector<PartCopy> pack;
     std::vector<PartCopy> unpack;
     // Bytes of this rank's send and receive buffers; and by member, where the
@@ -87,13 +95,15 @@ class Collective {
     std::vector<int64_t> counts;  // kReduceScatter
   };
 
+  using Parts = std::span<const CollectivePart>;
+
   Route RouteOf(const CollectivePart& part) const;
-  void AddBatch(Route route, std::vector<size_t> parts);
-  void PlanAllReduce(Batch& batch) const;
-  void PlanReduceScatter(Batch& batch) const;
-  void PlanGather(Batch& batch) const;
-  void PlanExchange(Batch& batch) const;
-  void PlanShift(Batch& batch) const;
+  void AddBatch(Parts parts, Route route, std::vector<size_t> of_batch);
+  void PlanAllReduce(Parts parts, Batch& batch) const;
+  void PlanReduceScatter(Parts parts, Batch& batch) const;
+  void PlanGather(Parts parts, Batch& batch) const;
+  void PlanExchange(Parts parts, Batch& batch) const;
+  void PlanShift(Parts parts, Batch& batch) const;
   Result<void> RunBatch(const Batch& batch, RankDevice& device,
                         std::span<const PartBuffers> buffers,
                         std::byte* staging) const;
@@ -101,8 +111,25 @@ class Collective {
 
   CommKind kind_;
   Communicator& group_;
-  std::vector<CollectivePart> parts_;
   std::vector<Batch> batches_;
+};
+
+// Collectives worked out once where the parts are equal, as those of layers and
+// of microbatches are. It belongs to one thread at a time.
+class CollectiveMaker {
+ public:
+  std::shared_ptr<const Collective> Make(CommKind kind, Communicator& group,
+                                         std::vector<CollectivePart> parts);
+
+ private:
+  struct Made {
+    CommKind kind;
+    const Communicator* group;
+    std::vector<CollectivePart> parts;
+    std::shared_ptr<const Collective> collective;
+  };
+
+  std::unordered_multimap<uint64_t, Made> made_;  // by a hash of kind and parts
 };
 
 // A tensor that moves from the ranks of one group to those of another. Both

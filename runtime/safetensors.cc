@@ -10,6 +10,7 @@
 
 #include "planner/base/divide.h"
 #include "planner/io/json_value.h"
+#include "runtime/shape_text.h"
 
 namespace tessera {
 namespace {
@@ -52,14 +53,6 @@ std::optional<int64_t> BytesOf(DType dtype, const Shape& shape) {
     if (__builtin_mul_overflow(bytes, extent, &bytes)) return std::nullopt;
   }
   return bytes;
-}
-
-std::string ShapeText(const Shape& shape) {
-  std::string text = "[";
-  for (size_t d = 0; d < shape.size(); ++d) {
-    text += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
-  }
-  return text + "]";
 }
 
 std::string Quoted(std::string_view text) {

@@ -56,7 +56,7 @@ struct TaskWork {
   // kLoad: by Task::writes; with graphs in pinned memory that these copy to the
   // device.
   std::vector<LocalTensor> inputs;
-  std::unique_ptr<Collective> collective;
+  std::shared_ptr<const Collective> collective;  // perhaps of several tasks
   std::unique_ptr<GroupTransfer> transfer;
   GroupTransfer::Way way;
   // What it reads or writes besides, for the tasks that it is fused with.

@@ -22,9 +22,6 @@
 namespace tessera {
 namespace {
 
-// Timelines of so many last steps are kept to find the median one.
-constexpr size_t kKeptTimelines = 65;
-
 // What a rank knows of the loss scale: all that know it know the same.
 struct ScaleOfRank {
   LossScale state;
@@ -250,7 +247,9 @@ class Trainer {
     summary_.step_times.push_back(report.step_time);
     if (has_timeline) {
       kept_.push_back({report.step_time, std::move(timeline)});
-      if (kept_.size() > kKeptTimelines) kept_.pop_front();
+      if (kept_.size() > KeptTimelines(job_.tasks->tasks.size())) {
+        kept_.pop_front();
+      }
     }
     if (tunes && !stops_) {
       Begin("timing of products");
@@ -511,6 +510,14 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
 }
 
 }  // namespace
+
+size_t KeptTimelines(size_t tasks) {
+  // Choices: of so few steps one is still like most; so many spans have 10 MB.
+  constexpr size_t kLeast = 9;
+  constexpr size_t kMost = 65;
+  constexpr size_t kSpans = size_t{1} << 18;
+  return std::clamp(kSpans / std::max<size_t>(1, tasks), kLeast, kMost);
+}
 
 Result<TrainingResult> Train(const TrainingJob& job) {
   auto result = TrainOrFail(job);

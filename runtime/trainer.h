@@ -129,17 +129,23 @@ struct TrainingResult {
   GraphUse graphs;       // of this rank; none without TrainingJob::graphs
   std::string products;  // of all ranks, with TrainingJob::tune
   // By rank, on rank 0 only: the true peak of memory, and the step that took
-  // the median time, of those that replayed no graphs.
+  // the median time, of the last ones (KeptTimelines) that replayed no graphs.
   std::vector<MemoryUse> memory;
   // The same of what it kept in the host's memory, and its file.
   std::vector<MemoryUse> host_memory;
   std::vector<FileUse> files;
   // By rank: the most that its process held beyond what it held before
   // training, as the operating system counts: `memory` and `host_memory`, some
-  // MB that the kernels pack operands into, and the channels between ranks.
+  // MB that the kernels pack operands into, the channels between ranks, and
+  // what is kept of each task: how it is done, and its times in the last steps.
   std::vector<Bytes> os_peak;
   std::vector<Timeline> timelines;
 };
+
+// Of how many last steps a rank keeps the times of all tasks, to report those
+// of the median step: fewer where the task graph has many, so that they take a
+// few MB, or little beside the task graph itself. The same on all ranks.
+size_t KeptTimelines(size_t tasks);
 
 // On an error of its own this rank aborts the job, so that no peer waits.
 Result<TrainingResult> Train(const TrainingJob& job);

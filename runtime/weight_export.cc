@@ -1,18 +1,27 @@
 #include "runtime/weight_export.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <climits>
 #include <cstdio>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "planner/base/file.h"
+#include "planner/base/file_descriptor.h"
 #include "planner/io/json_value.h"
 #include "runtime/collect_values.h"
 #include "runtime/comm/host_messages.h"
+#include "runtime/descriptor_limit.h"
 #include "runtime/published_files.h"
 #include "runtime/safetensors.h"
 
@@ -56,6 +65,14 @@ std::string FileName(size_t file, size_t files) {
   return name;
 }
 
+// Of the files that FileName gives to one of several.
+bool IsOneOfSeveral(const std::string& name) {
+  return name.starts_with("model-") && name.ends_with(".safetensors") &&
+         name.find('/') == std::string::npos;
+}
+
+constexpr std::string_view kIndex = "model.safetensors.index.json";
+
 // {"metadata": {"total_size": N}, "weight_map": {"tensor": "file", …}}
 std::string IndexText(const std::vector<PublishedTensor>& tensors,
                       const std::vector<size_t>& files, DType dtype) {
@@ -74,6 +91,43 @@ std::string IndexText(const std::vector<PublishedTensor>& tensors,
          "},\n  \"weight_map\": {" + map + "\n  }\n}\n";
 }
 
+// What runs of this host have left in a folder that were killed in Commit,
+// between the first of several files and their index, so that they are nobody's
+// weights.
+struct Remains {
+  std::vector<fs::path> indices;  // that are not in their place
+  std::set<std::string> files;    // that are
+};
+
+// Whether the run is no more that wrote a file: it kept it locked (AtomicFile).
+bool IsLeft(const fs::path& path) {
+  const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  return file.is_open() && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
+}
+
+Remains RemainsIn(const std::string& folder) {
+  Remains remains;
+  std::error_code code;
+  if (fs::exists(folder + "/" + std::string(kIndex), code)) return remains;
+  char host[HOST_NAME_MAX + 1] = {};
+  ::gethostname(host, HOST_NAME_MAX);
+  const std::string beside = std::string(kIndex) + ".tmp." + host + ".";
+  fs::directory_iterator entry(folder, code);
+  const fs::directory_iterator end;
+  for (; !code && entry != end; entry.increment(code)) {
+    const std::string name = entry->path().filename();
+    if (!name.starts_with(beside) || !IsLeft(entry->path())) continue;
+    remains.indices.push_back(entry->path());
+    // One that is not whole had no file put in place.
+    const auto index = ReadJson(entry->path());
+    if (!index) continue;
+    for (const auto& [tensor, file] : index->Field("weight_map").fields) {
+      if (IsOneOfSeveral(file.text)) remains.files.insert(file.text);
+    }
+  }
+  return remains;
+}
+
 // The files of SaveWeights, and the folder where there is none. Destroyed
 // before they are all there, it removes what it has made.
 class WeightWriter {
@@ -89,8 +143,10 @@ class WeightWriter {
   ~WeightWriter() {
     if (committed_) return;
     file_.reset();
+    written_.clear();
     std::error_code code;
-    for (const std::string& path : written_) fs::remove(path, code);
+    for (const std::string& path : placed_) fs::remove(path, code);
+    index_.reset();
     for (const fs::path& folder : made_) fs::remove(folder, code);
   }
 
@@ -107,7 +163,15 @@ class WeightWriter {
       return Error{ErrorCode::kUnavailable,
                    "cannot make the folder: " + code.message(), files_.folder};
     }
-    return CheckHasNoWeights(files_.folder);
+    TESSERA_RETURN_IF_ERROR(CheckHasNoWeights(files_.folder));
+    const Remains remains = RemainsIn(files_.folder);
+    for (const std::string& file : remains.files) {
+      fs::remove(files_.folder + "/" + file, code);
+    }
+    for (const fs::path& index : remains.indices) fs::remove(index, code);
+    // Files stay open until they are put in place.
+    RaiseDescriptorLimit(static_cast<int64_t>(file_of_.back()) + 1);
+    return {};
   }
 
   // The elements of the next tensor; false where one of them is not finite in
@@ -124,23 +188,30 @@ class WeightWriter {
     }
     const size_t file = file_of_[next_++];
     if (next_ < tensors_.size() && file_of_[next_] == file) return true;
-    // There may be another run's by now.
-    TESSERA_RETURN_IF_ERROR(file_->CommitNew());
+    // The disk may be full as late as this.
+    TESSERA_RETURN_IF_ERROR(file_->Flush());
+    written_.push_back(std::move(*file_));
     file_.reset();
-    written_.push_back(PathOf(file));
     return true;
   }
 
-  // Behind the last tensor: the index of several files.
+  // Behind the last tensor. The index of several files, which is put in place
+  // behind them, is on the disk before: by it RemainsIn knows them.
   Result<void> Commit() {
     if (written_.size() > 1) {
       const std::string text = IndexText(tensors_, file_of_, files_.dtype);
-      TESSERA_TRY(
-          AtomicFile index,
-          AtomicFile::Create(files_.folder + "/model.safetensors.index.json"));
-      TESSERA_RETURN_IF_ERROR(index.Write(std::as_bytes(std::span(text))));
-      TESSERA_RETURN_IF_ERROR(index.CommitNew());
+      TESSERA_TRY(AtomicFile index, AtomicFile::Create(files_.folder + "/" +
+                                                       std::string(kIndex)));
+      index_.emplace(std::move(index));
+      TESSERA_RETURN_IF_ERROR(index_->Write(std::as_bytes(std::span(text))));
+      TESSERA_RETURN_IF_ERROR(index_->Flush());
     }
+    for (size_t file = 0; file < written_.size(); ++file) {
+      // There may be another run's by now.
+      TESSERA_RETURN_IF_ERROR(written_[file].CommitNew());
+      placed_.push_back(PathOf(file));
+    }
+    if (index_) TESSERA_RETURN_IF_ERROR(index_->CommitNew());
     committed_ = true;
     return {};
   }
@@ -170,9 +241,11 @@ class WeightWriter {
   const std::vector<PublishedTensor>& tensors_;
   const std::vector<size_t> file_of_;  // by tensor
   std::optional<SafetensorsWriter> file_;
-  size_t next_ = 0;                   // tensor
-  std::vector<std::string> written_;  // files that are whole
-  std::vector<fs::path> made_;        // folders, the innermost first
+  size_t next_ = 0;                         // tensor
+  std::vector<SafetensorsWriter> written_;  // files that are whole
+  std::vector<std::string> placed_;         // those that have their names
+  std::optional<AtomicFile> index_;
+  std::vector<fs::path> made_;  // folders, the innermost first
   bool committed_ = false;
 };
 
@@ -228,17 +301,24 @@ class WeightCollector {
 
 }  // namespace
 
+bool IsNameOfWeights(std::string_view name) {
+  // Of a run that was killed there may be "….tmp.HOST.PID.N" (AtomicFile), and
+  // beside a checkpoint of any name its lock (CheckpointLock).
+  return name.starts_with("model") &&
+         name.find(".safetensors") != std::string_view::npos &&
+         name.find(".tmp.") == std::string_view::npos &&
+         !name.ends_with(".lock");
+}
+
 Result<void> CheckHasNoWeights(const std::string& folder) {
   std::error_code code;
   fs::directory_iterator entry(folder, code);
   if (code == std::errc::no_such_file_or_directory) return {};
+  const Remains remains = RemainsIn(folder);
   const fs::directory_iterator end;
   for (; !code && entry != end; entry.increment(code)) {
     const std::string name = entry->path().filename();
-    // Of a run that was killed there may be "….tmp.HOST.PID.N" (AtomicFile).
-    if (name.starts_with("model") &&
-        name.find(".safetensors") != std::string::npos &&
-        name.find(".tmp.") == std::string::npos) {
+    if (IsNameOfWeights(name) && !remains.files.contains(name)) {
       return InvalidInput("has weights already: " + name, folder);
     }
   }

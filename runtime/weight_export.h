@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <string>
+#include <string_view>
 
 #include "planner/base/result.h"
 #include "planner/base/units.h"
@@ -23,7 +24,12 @@ struct WeightFiles {
   const std::atomic<bool>* stop = nullptr;
 };
 
-// That no weights are in a folder, if there is one.
+// Whether a file of this name, without its folder, is one of weights or their
+// index, of SaveWeights or of other programs.
+bool IsNameOfWeights(std::string_view name);
+
+// That no weights are in a folder, if there is one. What a run of this host has
+// left that was killed before it had put their index in place is none.
 Result<void> CheckHasNoWeights(const std::string& folder);
 
 // Writes the weights as the layout has them into a folder, which is made where
@@ -31,7 +37,8 @@ Result<void> CheckHasNoWeights(const std::string& folder);
 // and their index, which comes last. Called by all ranks, as SaveCheckpoint;
 // where there are weights already (at the end, too: two runs may write at
 // once), a file cannot be written, or a weight is not finite in the files'
-// type, nothing of this is left, and all return the error, or false.
+// type, nothing of this is left, and all return the error, or false. A run that
+// is killed is not in the next one's way, which removes what it has left.
 Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
                          RankExecutor& executor, Communicator& all);
 

@@ -35,6 +35,7 @@
 #include "runtime/checkpoint_lock.h"
 #include "runtime/older_checkpoints.h"
 #include "runtime/thread_pool.h"
+#include "runtime/weight_export.h"
 #include "tools/origin.h"
 
 namespace tessera {
@@ -497,59 +498,109 @@ Result<void> CheckProtoOutput(const std::string& path, std::string_view flag) {
              : CheckReplaceable(path, flag);
 }
 
-Result<void> CheckPathsDiffer(const Options& options, bool writes_plan) {
-  struct File {
-    std::string_view flag;
-    std::string path;
-    bool written = false;
-    std::string_view replaces = {};  // the flag whose file it may be
-  };
+namespace {
+
+// A file that a flag names.
+struct FlagFile {
+  std::string_view flag;
+  std::string path;
+  bool written = false;
+  std::string_view replaces = {};  // the flag whose file it may be
+  std::string place = {};          // PlaceOf(path)
+};
+
+// By one name of the same place, whether or not there is something yet.
+std::string PlaceOf(const std::string& path) {
+  if (path.empty()) return "";
   std::error_code code;
-  std::vector<File> files = {{"--data", options.data},
-                             {"--cluster", options.cluster},
-                             {"--plan", options.plan},
-                             {"--from", options.from},
-                             {"--constraints", options.constraints},
-                             {"--load", options.load}};
+  const std::filesystem::path absolute =
+      std::filesystem::absolute(ResolveLinks(path), code);
+  std::filesystem::path place =
+      std::filesystem::weakly_canonical(absolute, code);
+  if (code) place = absolute.lexically_normal();
+  return place.has_filename() ? place : place.parent_path();  // "folder/"
+}
+
+// The files that flags name, those that are written behind the others.
+std::vector<FlagFile> FilesOf(const Options& options, bool writes_plan) {
+  std::error_code code;
   const std::filesystem::path model(options.model);
-  files.push_back({"--model", std::filesystem::is_directory(model, code)
-                                  ? model / "config.json"
-                                  : model});
+  std::vector<FlagFile> files = {
+      {"--data", options.data},
+      {"--cluster", options.cluster},
+      {"--plan", options.plan},
+      {"--from", options.from},
+      {"--constraints", options.constraints},
+      {"--load", options.load},
+      {"--model", std::filesystem::is_directory(model, code)
+                      ? model / "config.json"
+                      : model}};
   for (const std::string& profile : options.profiles) {
     files.push_back({"--profile", profile});
   }
   // A run goes on from the checkpoint that it replaces, and adds to a profile;
-  // a search goes on from a plan.
+  // a search goes on from a plan. Whether a folder may take weights is for
+  // CheckHasNoWeights to say.
   files.push_back({"--save", options.save, true, "--load"});
+  files.push_back({"--export", options.export_folder, true, "--load"});
   files.push_back({"--log", options.log, true});
   files.push_back({"--trace", options.trace, true});
   files.push_back({"--learn", options.learn, true, "--profile"});
   files.push_back({"--tune", options.tune, true});
   files.push_back({"--plan-out", options.plan_output, true, "--plan"});
   files.push_back({"-o", options.output, true, writes_plan ? "--plan" : ""});
+  std::erase_if(files, [](const FlagFile& file) { return file.path.empty(); });
+  for (FlagFile& file : files) file.place = PlaceOf(file.path);
+  return files;
+}
+
+// Whether `file` has a name in the folder of --export, at `folder`, that one
+// has which this writes.
+bool IsInExport(const std::string& folder, const FlagFile& file) {
+  const std::filesystem::path place(file.place);
+  return place.parent_path() == folder &&
+         (place.filename() == "config.json" ||
+          IsNameOfWeights(place.filename().string()));
+}
+
+// Of two files one of which is written: by one of them alone.
+Result<void> CheckDiffer(const FlagFile& file, const FlagFile& other) {
+  const auto refuse = [](const FlagFile& one, const std::string& what) {
+    return InvalidInput("'" + one.path + "' " + what, std::string(one.flag));
+  };
+  for (const auto& [one, two] :
+       {std::pair(&file, &other), std::pair(&other, &file)}) {
+    if (one->flag == "--save" && IsBesideCheckpoint(one->place, two->place)) {
+      return refuse(*two,
+                    "has the name of a file that --save keeps beside its own");
+    }
+    if (one->flag == "--export" && two->written &&
+        IsInExport(one->place, *two)) {
+      return refuse(
+          *two, "has a name of what --export " + one->path + " writes there");
+    }
+  }
+  std::error_code code;
+  if (file.path == other.path || file.place == other.place ||
+      std::filesystem::equivalent(file.path, other.path, code)) {
+    return refuse(file, "is " + std::string(other.flag) + " too");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> CheckPathsDiffer(const Options& options, bool writes_plan) {
+  const std::vector<FlagFile> files = FilesOf(options, writes_plan);
   for (size_t i = 0; i < files.size(); ++i) {
-    if (!files[i].written || files[i].path.empty() ||
+    std::error_code code;
+    if (!files[i].written ||
         std::filesystem::is_character_file(files[i].path, code)) {
       continue;
     }
     for (size_t j = 0; j < i; ++j) {
-      if (files[j].path.empty() || files[j].flag == files[i].replaces) continue;
-      for (const auto& [one, other] : {std::pair(i, j), std::pair(j, i)}) {
-        if (files[one].flag != "--save" ||
-            !IsBesideCheckpoint(files[one].path, files[other].path)) {
-          continue;
-        }
-        return InvalidInput("'" + files[other].path +
-                                "' has the name of a file that --save keeps "
-                                "beside its own",
-                            std::string(files[other].flag));
-      }
-      if (files[i].path == files[j].path ||
-          std::filesystem::equivalent(files[i].path, files[j].path, code)) {
-        return InvalidInput(
-            "'" + files[i].path + "' is " + std::string(files[j].flag) + " too",
-            std::string(files[i].flag));
-      }
+      if (files[j].flag == files[i].replaces) continue;
+      TESSERA_RETURN_IF_ERROR(CheckDiffer(files[i], files[j]));
     }
   }
   return {};

@@ -96,7 +96,8 @@ Result<void> CheckProtoOutput(const std::string& path,
                               std::string_view flag = "-o");
 
 // An error where a file that a flag writes is one that another flag reads or
-// writes, but for what is meant to be replaced. `writes_plan`: -o is a plan.
+// writes, or that it keeps beside its own or in its folder, but for what is
+// meant to be replaced. `writes_plan`: -o is a plan.
 Result<void> CheckPathsDiffer(const Options& options, bool writes_plan);
 
 // An error for a --seq-len that the model has no use for.

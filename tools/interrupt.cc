@@ -58,6 +58,13 @@ const std::atomic<bool>& CatchInterrupts() {
   struct sigaction before = {};
   sigaction(SIGHUP, nullptr, &before);
   if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+  // A rank may have been told before (LaunchRanks).
+  sigset_t caught;
+  sigemptyset(&caught);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    sigaddset(&caught, number);
+  }
+  pthread_sigmask(SIG_UNBLOCK, &caught, nullptr);
   return interrupted;
 }
 

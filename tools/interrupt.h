@@ -6,9 +6,9 @@
 namespace tessera {
 
 // From the first call on SIGINT, SIGTERM and, unless it is ignored, SIGHUP set
-// the flag that is returned; one that comes later than kOneInterrupt
-// (runtime/launch/launch.h) after the first ends the process as if nobody had
-// caught it.
+// the flag that is returned, also one that was blocked until then; one that
+// comes later than kOneInterrupt (runtime/launch/launch.h) after the first ends
+// the process as if nobody had caught it.
 const std::atomic<bool>& CatchInterrupts();
 // That flag, while nothing may have been caught yet.
 const std::atomic<bool>& Interrupted();

@@ -121,13 +121,14 @@ bool EndsWithinLine(const std::string& path) {
 // Rank 0's --log: `file`, opened for it, or standard output where that goes to
 // the same file, since the two would overwrite each other. Null where there is
 // none.
-std::ostream* OpenLog(const Options& options, std::ofstream& file) {
+std::ostream* OpenLog(const Options& options, int64_t first_step,
+                      std::ofstream& file) {
   if (options.log.empty()) return nullptr;
   if (IsStandardOutput(options.log)) return &std::cout;
   bool within_line = false;
   if (IsRegularFile(options.log)) {
     // A resumed run's steps follow those before.
-    if (options.load.empty()) {
+    if (first_step == 0) {
       std::ofstream(options.log, std::ios::trunc);
     } else {
       within_line = EndsWithinLine(options.log);
@@ -248,9 +249,10 @@ Result<std::vector<double>> LossesOfOneRank(const Options& options,
   return std::move(trained->losses);
 }
 
-// The report, in JSON, of a run without a step.
-void PrintNothingTrained(const Job& job, bool interrupted) {
-  std::cout << Json::Object({{"first_step", job.first_step},
+// The report, in JSON, of a run without a step; null where it has begun before
+// it is known behind which.
+void PrintNothingTrained(std::optional<int64_t> first_step, bool interrupted) {
+  std::cout << Json::Object({{"first_step", first_step ? *first_step : Json()},
                              {"losses", Json::Array()},
                              {"interrupted", interrupted}})
                    .ToString()
@@ -261,7 +263,7 @@ void PrintNothingTrained(const Job& job, bool interrupted) {
 void PrintNothingLeft(const Options& options, const Job& job) {
   std::cerr << "tessera: " << options.load << " is of step " << job.first_step
             << ": none is left until step " << options.until << std::endl;
-  if (options.json) PrintNothingTrained(job, /*interrupted=*/false);
+  if (options.json) PrintNothingTrained(job.first_step, /*interrupted=*/false);
 }
 
 // All that a rank trains with, but for whom it tells.
@@ -397,7 +399,7 @@ Result<void> Finish(const Options& options, const Job& job,
     }
     return error;
   }
-  if (options.json) PrintNothingTrained(job, /*interrupted=*/true);
+  if (options.json) PrintNothingTrained(job.first_step, /*interrupted=*/true);
   return {};
 }
 
@@ -411,7 +413,8 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   const bool prints = seat.world->world_rank() == 0;
   if (prints) PrintBeginning(options, job, tasks);
   std::ofstream file;
-  std::ostream* const log = prints ? OpenLog(options, file) : nullptr;
+  std::ostream* const log =
+      prints ? OpenLog(options, job.first_step, file) : nullptr;
   const std::string start_up = StartUpText(options, graph);
   ProgressLine line(std::chrono::seconds(5));
   training.starting = [&](Bytes done, Bytes total) {
@@ -441,7 +444,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
     const Error& error = trained.error();
     if (error.code != ErrorCode::kInterrupted) return error;
     if (prints && last == 0 && options.json)
-      PrintNothingTrained(job, /*interrupted=*/true);
+      PrintNothingTrained(job.first_step, /*interrupted=*/true);
     if (prints) std::cerr << "tessera: " << error.ToString() << std::endl;
     return ExitCodeOf(error.code);
   }
@@ -451,9 +454,42 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   return trained->interrupted ? ExitCodeOf(ErrorCode::kInterrupted) : 0;
 }
 
+// The error of a run that ends before ranks train. Where it was interrupted
+// --json says so, with the step if that is known.
+Error BeforeTraining(const Options& options, std::optional<int64_t> first_step,
+                     const Error& error) {
+  if (error.code == ErrorCode::kInterrupted && options.json) {
+    if (options.load.empty()) first_step = 0;
+    PrintNothingTrained(first_step, /*interrupted=*/true);
+  }
+  return error;
+}
+
+// The same of a rank. Those of our launcher are all told: one line is enough.
+Result<int> RankBeforeTraining(const Options& options,
+                               const RankEnvironment& environment,
+                               std::optional<int64_t> first_step,
+                               const Error& error) {
+  const bool prints = environment.rank == 0;
+  if (prints) BeforeTraining(options, first_step, error);
+  if (error.code != ErrorCode::kInterrupted ||
+      environment.launcher != "tessera") {
+    return error;
+  }
+  if (prints) {
+    std::cerr << "tessera: interrupted before the first step" << std::endl;
+  }
+  return kInterruptedExitCode;
+}
+
 Result<int> TrainAsRank(const Options& options,
                         const RankEnvironment& environment) {
-  TESSERA_TRY(const Job job, ReadJob(options, environment));
+  const std::atomic<bool>& stop = CatchInterrupts();
+  auto read = ReadJob(options, environment, stop);
+  if (!read) {
+    return RankBeforeTraining(options, environment, {}, read.error());
+  }
+  const Job job = *std::move(read);
   if (job.steps == 0) {
     if (environment.rank == 0) PrintNothingLeft(options, job);
     return 0;
@@ -461,11 +497,13 @@ Result<int> TrainAsRank(const Options& options,
   if (environment.rank == 0 && environment.launcher != "tessera") {
     PrintWarnings(job.inputs);
   }
-  TESSERA_TRY(
-      const RankSeat seat,
-      JoinJob(*job.backend, environment,
-              ThreadsOf(options, environment.local_size), &CatchInterrupts()));
-  return TrainInWorld(options, job, seat);
+  auto seat = JoinJob(*job.backend, environment,
+                      ThreadsOf(options, environment.local_size), &stop);
+  if (!seat) {
+    return RankBeforeTraining(options, environment, job.first_step,
+                              seat.error());
+  }
+  return TrainInWorld(options, job, *seat);
 }
 
 // All ranks, as threads of this process.
@@ -492,7 +530,10 @@ Result<int> TrainInThreads(const Options& options, const Job& job, int ranks) {
 
 // Starts the ranks.
 Result<int> TrainAsJob(const Options& options) {
-  TESSERA_TRY(Job job, ReadJob(options, std::nullopt));
+  const std::atomic<bool>& stop = CatchInterrupts();
+  auto read = ReadJob(options, std::nullopt, stop);
+  if (!read) return BeforeTraining(options, {}, read.error());
+  Job job = *std::move(read);
   PrintWarnings(job.inputs);
   if (job.steps == 0) {
     PrintNothingLeft(options, job);
@@ -501,7 +542,9 @@ Result<int> TrainAsJob(const Options& options) {
   const auto ranks = static_cast<int>(job.inputs.cluster.devices.size());
   if (ranks > 1 && !job.backend->threads) {
     job.lock.reset();  // rank 0 takes it
-    return LaunchRanks(ranks, options.arguments);
+    auto code = LaunchRanks(ranks, options.arguments, &stop);
+    if (code) return code;
+    return BeforeTraining(options, job.first_step, code.error());
   }
   return TrainInThreads(options, job, ranks);
 }

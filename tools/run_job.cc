@@ -492,8 +492,9 @@ void WarnOfPlan(const Options& options, Job& job) {
   }
 }
 
-// That the ranks can run the job's plan, and have the memory for it.
-Result<void> CheckPlanRuns(const Options& options, const Job& job) {
+// That the ranks can run the job's plan, and have the memory for it, of which
+// so much is files.
+Result<Bytes> CheckPlanRuns(const Options& options, const Job& job) {
   const Graph& graph = job.inputs.graph;
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);
@@ -588,6 +589,23 @@ Result<void> ReadSaved(const Options& options, Job& job) {
   return {};
 }
 
+// That a run ends before it validates, for which it holds data out.
+void WarnOfNoValidation(const Options& options, Job& job) {
+  const int64_t every = options.validate_every;
+  const int64_t last = job.first_step + job.steps;
+  if (every == 0 || last / every > job.first_step / every) return;
+  job.inputs.warnings.push_back(
+      "--validate-every " + std::to_string(every) +
+      ": nothing is validated, as the run ends behind step " +
+      std::to_string(last));
+}
+
+Result<void> CheckGoesOn(const std::atomic<bool>& stop) {
+  if (!stop) return {};
+  return Error{ErrorCode::kInterrupted, "interrupted before the first step",
+               ""};
+}
+
 // How many checkpoints the job writes, unless it is interrupted.
 int64_t SavesOf(const Options& options, const Job& job) {
   const int64_t last = job.first_step + job.steps;
@@ -599,7 +617,8 @@ int64_t SavesOf(const Options& options, const Job& job) {
 }  // namespace
 
 Result<Job> ReadJob(const Options& options,
-                    const std::optional<RankEnvironment>& environment) {
+                    const std::optional<RankEnvironment>& environment,
+                    const std::atomic<bool>& stop) {
   Job job;
   TESSERA_TRY(job.backend, BackendOf(options));
   TESSERA_RETURN_IF_ERROR(CheckFlags(options, *job.backend));
@@ -611,11 +630,14 @@ Result<Job> ReadJob(const Options& options,
     if (!lock) return lock.error().At("--save");
     job.lock.emplace(*std::move(lock));
   }
+  TESSERA_RETURN_IF_ERROR(CheckGoesOn(stop));
   TESSERA_RETURN_IF_ERROR(ReadInputsForRanks(options, environment, job));
+  TESSERA_RETURN_IF_ERROR(CheckGoesOn(stop));
   const Graph& graph = job.inputs.graph;
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
   WarnOfPlan(options, job);
-  TESSERA_RETURN_IF_ERROR(CheckPlanRuns(options, job));
+  TESSERA_TRY(const Bytes offloaded, CheckPlanRuns(options, job));
+  TESSERA_RETURN_IF_ERROR(CheckGoesOn(stop));
   if (options.check > 0) {
     TESSERA_TRY(job.check, OneRankOf(options, graph, job.plan));
   }
@@ -643,7 +665,9 @@ Result<Job> ReadJob(const Options& options,
   }
   TESSERA_TRY(job.learning_rate, LearningRateOf(options));
   WarnOfLearningRate(job);
+  WarnOfNoValidation(options, job);
   TESSERA_TRY(job.data, ReadData(options, graph, job.seed));
+  TESSERA_RETURN_IF_ERROR(CheckGoesOn(stop));
   if (job.data.tokens) WarnOfWiderTokens(*job.data.tokens, job.inputs);
   WarnOfFewSamples(options, graph, job.data, job.inputs);
   if (!writes) return job;
@@ -653,10 +677,10 @@ Result<Job> ReadJob(const Options& options,
   }
   TESSERA_RETURN_IF_ERROR(CheckReplacesOwn(options));
   TESSERA_RETURN_IF_ERROR(CheckRoomToSave(options, job.inputs.layout, graph,
-                                          SavesOf(options, job)));
+                                          SavesOf(options, job), offloaded));
   if (!options.export_folder.empty()) {
-    TESSERA_TRY(job.config,
-                ConfigToExport(options.model, job.inputs.overrides));
+    TESSERA_TRY(job.config, ConfigToExport(options.model, job.inputs.overrides,
+                                           options.set));
     TESSERA_RETURN_IF_ERROR(
         CheckExportFolder(options.export_folder, job.config));
   }

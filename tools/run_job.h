@@ -1,6 +1,7 @@
 #pragma once
 // What `run` trains, read and checked.
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -45,8 +46,10 @@ struct Job {
 
 // Reads and checks everything, so that no rank starts on bad input.
 // `environment` is that of a rank, if this process is one of several.
+// kInterrupted where `stop` becomes true meanwhile.
 Result<Job> ReadJob(const Options& options,
-                    const std::optional<RankEnvironment>& environment);
+                    const std::optional<RankEnvironment>& environment,
+                    const std::atomic<bool>& stop);
 
 // Of what is measured in the job.
 ProfileOrigin OriginOfJob(const Options& options, const Job& job);

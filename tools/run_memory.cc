@@ -1,8 +1,11 @@
 #include "tools/run_memory.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <span>
 #include <vector>
 
 #include "costmodel/memory/peak_memory.h"
@@ -52,38 +55,68 @@ Error OutOfMemory(const std::string& what, Bytes needed, Bytes there,
           where};
 }
 
-// By how many checkpoints there are at most more, while `saves` are written,
-// than there are: those that are kept, and the one that takes the oldest's
-// place.
-int64_t MoreCheckpoints(const Options& options, int64_t saves) {
+// By how many checkpoints there are more, of at most `most`, when `saves` have
+// been written.
+int64_t MoreCheckpoints(const Options& options, int64_t saves, int64_t most) {
   std::error_code code;
   int64_t there = 0;
   if (std::filesystem::exists(options.save, code)) {
     there = std::min<int64_t>(options.keep_checkpoints,
                               1 + std::ssize(OlderCheckpoints(options.save)));
   }
-  return std::min(saves, options.keep_checkpoints + 1 - there);
+  return std::min(saves, most - there);
 }
 
-// That the disk has room for so many files of so many bytes, beside those that
-// they replace. `path`: of the file, or of a folder of them.
-Result<void> CheckRoom(int64_t files, double bytes, const std::string& path,
-                       std::string_view flag) {
-  std::filesystem::path folder = ResolveLinks(path);
+// What a flag has a run keep on a disk, beside what that replaces there.
+struct Kept {
+  std::string flag;
+  std::string path;  // of files, or of the folder that they are in
+  double bytes = 0;
+};
+
+// The folder whose disk it is on; one that is to be made may be on that of
+// another folder.
+std::string FolderOf(const std::string& path) {
+  const std::filesystem::path target = ResolveLinks(path);
   std::error_code code;
   // A folder may be a disk's first one.
-  if (!std::filesystem::is_directory(folder, code)) {
-    folder = folder.parent_path();
+  if (std::filesystem::is_directory(target, code)) return target.string();
+  const std::string folder = target.parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+bool OnOneDisk(const std::string& one, const std::string& other) {
+  struct stat of_one = {};
+  struct stat of_other = {};
+  return ::stat(one.c_str(), &of_one) == 0 &&
+         ::stat(other.c_str(), &of_other) == 0 &&
+         of_one.st_dev == of_other.st_dev;
+}
+
+// That its disk has room for `kept`, which is of so many files, beside what of
+// `others` is there at the same time.
+Result<void> CheckRoom(const Kept& kept, int64_t files,
+                       std::span<const Kept> others) {
+  const std::string folder = FolderOf(kept.path);
+  const auto text = [](double bytes) {
+    return FormatBytes({static_cast<int64_t>(bytes)});
+  };
+  double bytes = kept.bytes;
+  std::string beside;
+  for (const Kept& other : others) {
+    if (other.bytes == 0 || !OnOneDisk(folder, FolderOf(other.path))) continue;
+    bytes += other.bytes;
+    beside += (beside.empty() ? " beside " : " and ") + text(other.bytes) +
+              " of " + other.flag;
   }
-  const Bytes free = FreeBytesOf(folder.empty() ? "." : folder.string());
-  bytes *= static_cast<double>(files);
-  if (bytes <= static_cast<double>(free.value)) return {};
+  const Bytes free = FreeBytesOf(folder);
+  if (kept.bytes == 0 || bytes <= static_cast<double>(free.value)) return {};
   const std::string take =
       files == 1 ? "it takes " : std::to_string(files) + " of it take ";
-  return InvalidInput("no room for '" + path + "': " + take +
-                          FormatBytes({static_cast<int64_t>(bytes)}) + " of " +
+  return InvalidInput("no room for '" + kept.path + "': " + take +
+                          text(kept.bytes) + beside + " of " +
                           FormatBytes(free) + " that are free",
-                      std::string(flag));
+                      kept.flag);
 }
 
 // What --export writes: the tensors, and of each a line of the file's header
@@ -123,9 +156,9 @@ Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan) {
   return {};
 }
 
-Result<void> CheckMemory(const Options& options, const Inputs& inputs,
-                         const std::optional<GpuShare>& gpu, const Plan& plan,
-                         const TaskGraph& tasks) {
+Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
+                          const std::optional<GpuShare>& gpu, const Plan& plan,
+                          const TaskGraph& tasks) {
   const Cluster& cluster = inputs.cluster;
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   const auto device_peaks = PeakMemory(tasks);
@@ -184,7 +217,7 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
     if (!offloaded.empty()) held += ", and offloaded " + offloaded;
     return OutOfMemory("the ranks need", memory, free, held, "this machine");
   }
-  if (storage == Bytes{}) return {};
+  if (storage == Bytes{}) return storage;
   const std::string directory = OffloadDirectory(options);
   if (const auto file = FileTier::Open({.directory = directory}, {}); !file) {
     return InvalidInput(file.error().ToString(),
@@ -202,7 +235,7 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
             "; at the peak a rank holds " + largest(files, MemoryTier::kFile),
         OffloadDirectorySource(options)};
   }
-  return {};
+  return storage;
 }
 
 Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,
@@ -217,15 +250,27 @@ Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,
 
 Result<void> CheckRoomToSave(const Options& options,
                              const PublishedLayout& layout, const Graph& graph,
-                             int64_t saves) {
+                             int64_t saves, Bytes offloaded) {
+  std::vector<Kept> others;
+  others.push_back({OffloadDirectorySource(options), OffloadDirectory(options),
+                    static_cast<double>(offloaded.value)});
   if (!options.save.empty()) {
-    TESSERA_RETURN_IF_ERROR(CheckRoom(MoreCheckpoints(options, saves),
-                                      CheckpointBytes(graph, options.training),
-                                      options.save, "--save"));
+    const double bytes = CheckpointBytes(graph, options.training);
+    // Those that are kept, and the one that takes the oldest's place, which is
+    // gone when weights are exported.
+    const int64_t kept = options.keep_checkpoints;
+    const int64_t files = MoreCheckpoints(options, saves, kept + 1);
+    TESSERA_RETURN_IF_ERROR(
+        CheckRoom({"--save", options.save, static_cast<double>(files) * bytes},
+                  files, others));
+    const int64_t then = MoreCheckpoints(options, saves, kept);
+    others.push_back(
+        {"--save", options.save, static_cast<double>(then) * bytes});
   }
   if (options.export_folder.empty()) return {};
-  return CheckRoom(1, ExportBytes(layout, graph), options.export_folder,
-                   "--export");
+  return CheckRoom(
+      {"--export", options.export_folder, ExportBytes(layout, graph)}, 1,
+      others);
 }
 
 }  // namespace tessera

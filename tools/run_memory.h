@@ -5,6 +5,7 @@
 #include <string>
 
 #include "planner/base/result.h"
+#include "planner/base/units.h"
 #include "planner/lower/task_graph.h"
 #include "planner/plan/plan.h"
 #include "tools/gpu_share.h"
@@ -22,17 +23,18 @@ Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan);
 // Out of memory is known before the first step: on the devices and nodes of the
 // cluster that was asked for, on the GPU, if ranks have one, and on this
 // machine, where the ranks of all its nodes run (with GPUs, those of one).
-Result<void> CheckMemory(const Options& options, const Inputs& inputs,
-                         const std::optional<GpuShare>& gpu, const Plan& plan,
-                         const TaskGraph& tasks);
+// What the ranks' files of offloaded state take.
+Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
+                          const std::optional<GpuShare>& gpu, const Plan& plan,
+                          const TaskGraph& tasks);
 // The same of the one rank of the CPU of --check.
 Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,
                                   const TaskGraph& tasks);
 
-// That the disk has room for what --save, so many times, and --export will
-// write, beside the files that they replace.
+// That disks have room for what --save, so many times, and --export will write,
+// beside the files that they replace and those of offloaded state.
 Result<void> CheckRoomToSave(const Options& options,
                              const PublishedLayout& layout, const Graph& graph,
-                             int64_t saves);
+                             int64_t saves, Bytes offloaded);
 
 }  // namespace tessera

@@ -393,14 +393,20 @@ bool RegionWorld::DrainRing(int from) {
     ReadRing(from, reinterpret_cast<std::byte*>(&header), sizeof(header));
     moved = true;
     Message message{header.group, header.tag, header.bytes, 0, nullptr, {}};
-    // A posted receive takes the first that matches, straight into place.
+    // A posted receive takes the first of its group and tag, straight into
+    // place. One before it that still lies here has another size: the receive
+    // fails on that, and is soon over.
     const auto posted = std::find_if(
         posted_.begin(), posted_.end(), [&](const PostedRecv* recv) {
           return recv->from == from && recv->data != nullptr &&
                  recv->group == header.group && recv->tag == header.tag &&
                  recv->bytes == header.bytes;
         });
-    if (posted != posted_.end()) {
+    const auto is_alike = [&](const Message& before) {
+      return before.group == header.group && before.tag == header.tag;
+    };
+    if (posted != posted_.end() &&
+        std::none_of(peer.messages.begin(), peer.messages.end(), is_alike)) {
       message.data = std::exchange((*posted)->data, nullptr);
     } else {
       message.buffer = std::make_unique_for_overwrite<std::byte[]>(

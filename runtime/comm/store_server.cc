@@ -3,11 +3,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -26,6 +24,7 @@
 #include "runtime/comm/socket.h"
 #include "runtime/comm/store_wire.h"
 #include "runtime/comm/text.h"
+#include "runtime/descriptor_limit.h"
 
 namespace tessera {
 namespace {
@@ -40,18 +39,6 @@ constexpr auto kGreetingTime = std::chrono::seconds(10);
 // How long the server stays for ranks that still have something to ask, or to
 // be told.
 constexpr auto kLingerTime = std::chrono::seconds(5);
-
-// Descriptors that the system gives to who asks: each rank of a job takes one
-// of rank 0's.
-void RaiseDescriptorLimit(int ranks) {
-  constexpr rlim_t kOthers = 256;  // files and sockets: a choice
-  rlimit limit = {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const rlim_t wanted = static_cast<rlim_t>(ranks) + kOthers;
-  if (limit.rlim_cur >= wanted) return;
-  limit.rlim_cur = std::min(wanted, limit.rlim_max);
-  setrlimit(RLIMIT_NOFILE, &limit);  // fails harmlessly
-}
 
 class Server : public StoreServer {
  public:
@@ -366,7 +353,7 @@ class Server : public StoreServer {
 Result<std::unique_ptr<StoreServer>> StoreServer::Start(FileDescriptor listener,
                                                         std::string job_id,
                                                         int size) {
-  RaiseDescriptorLimit(size);
+  RaiseDescriptorLimit(size);  // each rank takes one
   FileDescriptor stop(eventfd(0, EFD_CLOEXEC));
   if (!stop.is_open()) {
     return Unavailable(

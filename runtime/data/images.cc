@@ -7,6 +7,7 @@
 
 #include "planner/base/rng.h"
 #include "runtime/data/numbers.h"
+#include "runtime/shape_text.h"
 
 namespace tessera {
 namespace {
@@ -93,12 +94,9 @@ Result<void> CheckInput(const Tensor& tensor) {
         "input '" + tensor.name + "'");
   }
   if (expected.empty()) return {};
-  std::string shape;
-  for (const int64_t extent : tensor.shape) {
-    shape += (shape.empty() ? "[" : ", ") + std::to_string(extent);
-  }
-  return InvalidInput("is " + shape + "]: expected " + expected,
-                      "input '" + tensor.name + "'");
+  return InvalidInput(
+      "is " + ShapeText(tensor.shape) + ": expected " + expected,
+      "input '" + tensor.name + "'");
 }
 
 // What a block has of a row of targets: 1 at the label and else 0, or, of a

@@ -145,12 +145,14 @@ class BlockedSignals {
       if (s == SIGHUP) sigaddset(&ending_, s);
     }
     sigprocmask(SIG_BLOCK, &waited_, &before_);
+    sigorset(&of_ranks_, &before_, &ending_);
   }
   ~BlockedSignals() {
     sigaction(SIGCHLD, &children_before_, nullptr);
     sigprocmask(SIG_SETMASK, &before_, nullptr);
   }
-  const sigset_t& before() const { return before_; }
+  // What ranks have blocked at first.
+  const sigset_t& of_ranks() const { return of_ranks_; }
   // The next signal, or 0 after a tenth of a second.
   int Next() {
     const timespec limit = {0, 100'000'000};
@@ -167,6 +169,7 @@ class BlockedSignals {
   sigset_t waited_;
   sigset_t ending_;  // of these
   sigset_t before_;
+  sigset_t of_ranks_;
   struct sigaction children_before_ = {};
 };
 
@@ -274,6 +277,12 @@ class Job {
         continue;
       }
       rank.running = false;
+      // One that was told alone, and perhaps had not met the others yet, which
+      // would wait for it.
+      if (interrupt_ == 0 && !told_others_ && IsInterrupted(rank.status)) {
+        told_others_ = true;
+        Forward(SIGTERM);
+      }
       if (killed_ || !Failed(rank.status) || IsInterrupted(rank.status)) {
         continue;
       }
@@ -380,11 +389,13 @@ class Job {
   std::optional<size_t> first_failed_;
   bool killed_ = false;
   int interrupt_ = 0;  // the first signal
+  bool told_others_ = false;
 };
 
 }  // namespace
 
-Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
+Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments,
+                        const std::atomic<bool>* stop) {
   if (nproc < 1) return InvalidInput(Text("cannot run ", nproc, " ranks"));
   int error_pipe[2];
   if (pipe2(error_pipe, O_CLOEXEC) != 0) {
@@ -412,14 +423,14 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
   std::optional<Error> failure;
   bool interrupted = false;
   for (int rank = 0; rank < nproc && !failure; ++rank) {
-    interrupted = signals.Ending();
+    interrupted = (stop != nullptr && stop->load()) || signals.Ending();
     if (interrupted) break;
     const std::vector<std::string> variables = RankVariables(
         rank, nproc, socket.port, socket.fd, errors_of_ranks.get(), job_id);
     std::vector<char*> envp = Environment(variables);
     const pid_t pid = fork();
     if (pid == 0) {
-      BecomeRank(rank, launcher, job.group(), socket.fd, signals.before(),
+      BecomeRank(rank, launcher, job.group(), socket.fd, signals.of_ranks(),
                  argv.data(), envp.data());
     }
     if (pid < 0) {
@@ -435,9 +446,8 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
   listener = FileDescriptor();
   if (failure) return *failure;
   if (interrupted) {
-    std::cerr << "tessera: interrupted before all ranks were started"
-              << std::endl;
-    return kInterruptedExitCode;
+    return Error{ErrorCode::kInterrupted,
+                 "interrupted before all ranks were started", ""};
   }
   return job.Run(signals);
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Our own launcher of the ranks of a job on this host.
 
+#include <atomic>
 #include <chrono>
 #include <span>
 #include <string>
@@ -28,13 +29,19 @@ inline constexpr std::chrono::seconds kOneInterrupt(1);
 // names the rank, how it ended and why, and the code is 1, or 2 where all ranks
 // but those that were only told of it ended with 2 (bad input). SIGINT, SIGTERM
 // and, unless it is ignored, SIGHUP are passed on, and ranks that end for it
-// return kInterruptedExitCode; a second one, kOneInterrupt later, kills them.
+// return kInterruptedExitCode (where one was told alone, so are the others); a
+// second one, kOneInterrupt later, kills them.
 // The code is then that, too, if none failed. One that comes before all ranks
-// are started kills those that are. Ctrl-Z (SIGTSTP) stops the ranks too, until
-// this process goes on.
-// When this process is killed, so are the ranks.
+// are started kills those that are, and so does `stop`, unless it is null,
+// which a handler of this process has set before: kInterrupted. Ctrl-Z
+// (SIGTSTP) stops the ranks too, until this process goes on. When this process
+// is killed, so are the ranks.
+//
+// Ranks begin with these signals blocked, so that one which comes before they
+// can tell how they end waits until they unblock it.
 // REQUIRES: no other threads, as for any fork.
-Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments);
+Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments,
+                        const std::atomic<bool>* stop = nullptr);
 
 // A rank's last word. Under our launcher it goes to the launcher, which prints
 // the job's first cause only; false where this is no rank of our launcher.

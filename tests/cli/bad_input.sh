@@ -249,6 +249,27 @@ for name in x.step-1 x.lock; do
   fails 2 "--data: '.*/$name' has the name of a file that --save keeps beside" \
     run "${tiny[@]}" --data "$work/$name" --save "$work/x"
 done
+# By whatever name, also of what is not there yet.
+ln -s "$work" "$work/link"
+for name in ./y model/../y link/y; do
+  fails 2 "--log: '.*/$name' is --save too" run "${tiny[@]}" "${text[@]}" \
+    --log "$work/$name" --save "$work/y"
+done
+fails 2 "--log: '.*/./x.step-1' has the name of a file that --save keeps beside" \
+  run "${tiny[@]}" "${text[@]}" --log "$work/./x.step-1" --save "$work/link/x"
+rm "$work/link"
+# Nor has it a name of what is exported.
+fails 2 "--export: '.*/y/' is --save too" run "${tiny[@]}" "${text[@]}" \
+  --save "$work/y" --export "$work/y/"
+for name in config.json model.safetensors model-1.safetensors; do
+  fails 2 "--trace: '.*/y/$name' has a name of what --export .*/y/ writes there" \
+    run "${tiny[@]}" "${text[@]}" --trace "$work/y/$name" --export "$work/y/"
+done
+mkdir "$work/y"
+fails 2 "--save: '.*/model.safetensors' has a name of what --export .* writes" \
+  run "${tiny[@]}" "${text[@]}" --save "$work/y/model.safetensors" \
+  --export "$work/y"
+rmdir "$work/y"
 for flag in --log --save --trace --export; do
   fails 2 "$flag: '-' is no name here: expected a file's" \
     run "${tiny[@]}" "${text[@]}" $flag -

@@ -30,6 +30,11 @@ json 'j["losses"] == [] and not j["interrupted"]' "$work/none.json" >/dev/null
 json 'j["first_step"] == 3 and (j["losses"] ==
   json.load(open("'"$work/whole.json"'"))["losses"][3:])' \
   "$work/second.json" >/dev/null
+! grep -q "nothing is validated" "$work/stderr" || fail "$(cat "$work/stderr")"
+"$tessera" run "${training[@]}" --steps 2 --load "$work/half" >/dev/null \
+  2>"$work/stderr"
+grep -q "warning: --validate-every 3: nothing is validated, as the run ends \
+behind step 5$" "$work/stderr" || fail "$(cat "$work/stderr")"
 [[ $(wc -l <"$work/parts.jsonl") == 6 ]] || fail "lines of the log"
 python3 - "$work/whole.jsonl" "$work/parts.jsonl" <<'END' || fail "the logs differ"
 import json, sys
@@ -346,6 +351,15 @@ printf '{"step": 1}\n{"step": 2, "lo' >"$work/cut.jsonl"
   >"$work/stdout" 2>"$work/stderr"
 [[ $(cut -d, -f1 "$work/cut.jsonl") == '{"step": 1' ]] ||
   fail "$(cat "$work/cut.jsonl")"
+# Weights alone are a start from step 0.
+"$tessera" run "${one[@]}" --steps 1 --export "$work/start" >/dev/null \
+  2>"$work/stderr"
+for _ in 1 2; do
+  "$tessera" run "${one[@]}" --steps 1 --load "$work/start" \
+    --log "$work/cut.jsonl" >/dev/null 2>"$work/stderr"
+done
+[[ $(cut -d, -f1 "$work/cut.jsonl") == '{"step": 1' ]] ||
+  fail "$(cat "$work/cut.jsonl")"
 # Of two fresh runs with one log no line is written over the other's.
 logging=()
 for i in 0 1; do
@@ -377,11 +391,12 @@ if unshare -rm true 2>/dev/null; then
   mkdir "$work/small"
   cat >"$work/on_small" <<'END'
 #!/usr/bin/env bash
-mount -t tmpfs -o size=64k tmpfs "$SMALL" && exec "$BINARY" "$@"
+mount -t tmpfs -o size="${SIZE:-64k}" tmpfs "$SMALL" && exec "$BINARY" "$@"
 END
   chmod +x "$work/on_small"
+  binary=$tessera
   no_room() {
-    local pattern=$1 binary=$tessera
+    local pattern=$1
     shift
     SMALL=$work/small BINARY=$binary TMPDIR=$work/small tessera=unshare \
       fails 3 "$pattern" -rm "$work/on_small" run "${one[@]}" --steps 1 "$@"
@@ -394,9 +409,32 @@ free; --offload-dir DIR is another folder"
   no_room "--strategy: $room, where the strategy names none" \
     --strategy "offload=optimizer:file:$work/small"
   # Nor has a folder of weights, which is a disk of its own.
-  SMALL=$work/small BINARY=$tessera tessera=unshare \
+  SMALL=$work/small BINARY=$binary tessera=unshare \
     fails 2 "--export: no room for '$work/small': it takes .* of 65.5 kB" -rm \
     "$work/on_small" run "${one[@]}" --steps 1 --export "$work/small"
+  # What is on one disk at the same time is added up. In fp32 a checkpoint has 12
+  # bytes of each weight, an export 4.
+  small=(run "${one[@]}" --set model.n_embd=32 --set model.layers=1 --steps 1
+    --export "$work/small/weights" --save "$work/small/x")
+  file=(--strategy offload=optimizer:file --offload-dir "$work/small")
+  on_disk() {
+    SIZE=$1 SMALL=$work/small BINARY=$binary tessera=unshare \
+      fails 2 "$2" -rm "$work/on_small" "${small[@]}" "${@:3}"
+  }
+  on_disk 300k "--save: .*/x': it takes 350 kB of 307 kB that are free"
+  on_disk 400k "--export: .*/weights': it takes 118 kB beside 350 kB of --save \
+of 410 kB that are free"
+  on_disk 700k "--save: .* takes 350 kB beside 492 kB of --offload-dir of 717 kB" \
+    "${file[@]}"
+  on_disk 900k "--export: .* takes 118 kB beside 492 kB of --offload-dir and 350 \
+kB of --save of 922 kB" "${file[@]}"
+  has_room() {
+    SIZE=$1 SMALL=$work/small BINARY=$tessera unshare -rm "$work/on_small" \
+      "${small[@]}" "${@:2}" >/dev/null 2>"$work/stderr" ||
+      fail "no room in $1: $(cat "$work/stderr")"
+  }
+  has_room 500k
+  has_room 1000k "${file[@]}"
 fi
 
 # Documents: the text's lines.
@@ -420,24 +458,45 @@ same "$examples/models/t5-tiny" mbs=2 pp=2,mbs=1 --end-of-text 10
 fails 2 "--mask-token: has no effect" run "${tiny[@]}" "${text[@]}" \
   --mask-token 3 --steps 1
 
-# Ctrl-C while weights are drawn, or in the first step of a fast machine.
-"$tessera" run --model zoo:gpt2 --global-batch 1 --seq-len 16 "${text[@]}" \
-  --nproc 1 --json >"$work/none.json" 2>"$work/stderr" &
-job=$!
-# Once it has a handler: a shell's background jobs begin with this signal
-# ignored.
-for _ in $(seq 300); do
-  caught=$(awk '/^SigCgt:/ { print $2 }' "/proc/$job/status")
-  if ((0x$caught & 1 << (2 - 1))); then break; fi
-  sleep 0.1
+# Ctrl-C before the first step, or in the first steps of a fast machine.
+interrupt_after() {
+  local seconds=$1 code=0
+  "$tessera" run "${@:2}" "${text[@]}" --steps 100000 --json \
+    >"$work/none.json" 2>"$work/stderr" &
+  local job=$!
+  # Once it has a handler: a shell's background jobs begin with this signal
+  # ignored.
+  for _ in $(seq 3000); do
+    caught=$(awk '/^SigCgt:/ { print $2 }' "/proc/$job/status")
+    if ((0x$caught & 1 << (2 - 1))); then break; fi
+    sleep 0.01
+  done
+  sleep "$seconds"
+  kill -INT $job
+  wait $job || code=$?
+  [[ $code == 130 ]] || fail "exit code $code for a run that had not begun"
+  json 'j["interrupted"] and (j["losses"] or
+    j == {"first_step": j["first_step"], "losses": [], "interrupted": True})' \
+    "$work/none.json" >/dev/null
+  [[ $(grep -c "^tessera: interrupted" "$work/stderr") == 1 ]] ||
+    fail "not said once to be interrupted: $(cat "$work/stderr")"
+}
+# While the job is read, or weights are drawn.
+for seconds in 0 1; do
+  interrupt_after $seconds --model zoo:gpt2 --global-batch 1 --seq-len 16 \
+    --nproc 1
+  json 'j["first_step"] == 0' "$work/none.json" >/dev/null
 done
-kill -INT $job
-code=0
-wait $job || code=$?
-[[ $code == 130 ]] || fail "exit code $code for a run that had not begun"
-json 'j["first_step"] == 0 and j["interrupted"] and (len(j["losses"]) == 1 or
-  j == {"first_step": 0, "losses": [], "interrupted": True})' \
-  "$work/none.json" >/dev/null
+# While ranks are started, or wait for each other. No lock is left.
+mkdir "$work/begun"
+for seconds in 0 0.05 0.1 0.15 0.2 0.3 0.4; do
+  interrupt_after $seconds "${tiny[@]}" --nproc 2 --save "$work/begun/x"
+  rm -f "$work/begun/x"
+  [[ -z $(ls "$work/begun") ]] || fail "left behind: $(ls "$work/begun")"
+done
+# Behind which step it begins is known once the checkpoint is read.
+interrupt_after 0 --load "$work/half" "${tiny[@]}" --nproc 1
+json 'j["first_step"] in (None, 3)' "$work/none.json" >/dev/null
 
 # Ctrl-C, with and without a place for the checkpoint.
 interrupt() {

@@ -449,6 +449,9 @@ TEST_F(CudaKernelCalls, ClippingKeepsTheLossScale) {
   // The last of the good steps that double it.
   EXPECT_EQ(clip(64, Of({4, 1999, 1}), 0)[1].Values(),
             (std::vector<double>{8, 0, 1}));
+  // Where that is infinite the scale stays.
+  EXPECT_EQ(clip(64, Of({0x1p127, 1999, 1}), 0)[1].Values(),
+            (std::vector<double>{0x1p127, 0, 1}));
   const Tensors skipped = clip(INFINITY, Of({4, 7, 1}), 0.5);
   EXPECT_EQ(skipped[0].At(0), -1);
   EXPECT_EQ(skipped[1].Values(), (std::vector<double>{2, 0, 2}));
@@ -473,6 +476,26 @@ TEST_F(CudaKernelCalls, LossScalesMultiplyGradients) {
                                 {"top_k", 2}},
                                {Random({2, 3, 5}, 1), loss_scale},
                                {HostTensor({2, 3, 5}, DType::kFloat32)}});
+}
+
+// Scores that fp32 has as zero are divided by a sum that is none.
+TEST_F(CudaKernelCalls, ScoresOfNothingMayBeRenormalised) {
+  const HostTensor logits({1, 1, 4}, DType::kFloat32,
+                          {-1000, -2000, -1000, -1000});
+  const std::vector<Attribute> attributes = {
+      {"capacity", 4}, {"group_best", 1}, {"groups", 1},     {"renormalise", 1},
+      {"scale", 2.5},  {"sigmoid", 1},    {"top_groups", 1}, {"top_k", 2}};
+  const HostTensor of_choices({1, 1, 2}, DType::kFloat32);
+  const HostTensor slots({1, 1, 2}, DType::kInt32);
+  EXPECT_EQ(
+      Run("moe_gate", {attributes, {logits}, {of_choices, slots}})[0].Values(),
+      (std::vector<double>{0, 0}));
+  const HostTensor dweights({1, 1, 2}, DType::kFloat32, {1, -2});
+  EXPECT_EQ(Run("moe_gate_dx", {attributes,
+                                {dweights, logits},
+                                {HostTensor({1, 1, 4}, DType::kFloat32)}})[0]
+                .Values(),
+            (std::vector<double>{0, 0, 0, 0}));
 }
 
 // Nothing is counted in a shard without labels; its loss is 0, not 0 / 0.

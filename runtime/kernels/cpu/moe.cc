@@ -13,6 +13,7 @@
 #include "runtime/kernels/cpu/gemm.h"
 #include "runtime/kernels/cpu/vector.h"
 #include "runtime/kernels/losses.h"
+#include "runtime/kernels/routing.h"
 
 namespace tessera {
 namespace {
@@ -103,7 +104,7 @@ Route RouteOf(const LocalTensor& logits, int64_t token,
 double Divisor(const KernelCall& call, const Route& route) {
   const double scale = call.attribute("scale");
   if (call.attribute("renormalise") == 0) return 1 / scale;
-  double sum = 0;
+  double sum = kOfNoScore;
   for (int64_t e : route.experts) sum += route.scores[e];
   return sum / scale;
 }

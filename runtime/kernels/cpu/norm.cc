@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "runtime/kernels/cpu/call.h"
+#include "runtime/kernels/cpu/rows.h"
 #include "runtime/kernels/cpu/vector.h"
 
 namespace tessera {
@@ -10,14 +11,6 @@ namespace {
 
 int64_t Width(const LocalTensor& x) {
   return x.shape.back();
-}
-
-// Calls f(row) for all rows, on the threads of the call.
-template <typename F>
-void ForEachRow(const KernelCall& call, int64_t rows, int64_t width, F f) {
-  ForEachRange(call, rows, RowGrain(width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) f(row);
-  });
 }
 
 // x, scale, shift -> y, mean, rstd.

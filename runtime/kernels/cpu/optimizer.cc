@@ -180,7 +180,7 @@ double Unscaled(double coefficient, bool overflow, const LocalTensor& state) {
   coefficient /= loss.scale;
   loss.good_steps += 1;
   if (loss.good_steps == LossScale::kGrowthInterval) {
-    loss.scale *= 2;
+    if (std::isfinite(loss.scale * 2)) loss.scale *= 2;
     loss.good_steps = 0;
   }
   return coefficient;

@@ -5,18 +5,11 @@
 #include <vector>
 
 #include "runtime/kernels/cpu/call.h"
+#include "runtime/kernels/cpu/rows.h"
 #include "runtime/kernels/cpu/vector.h"
 
 namespace tessera {
 namespace {
-
-// Calls f(row) for all rows, on the threads of the call.
-template <typename F>
-void ForEachRow(const KernelCall& call, int64_t rows, int64_t width, F f) {
-  ForEachRange(call, rows, RowGrain(width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) f(row);
-  });
-}
 
 // x -> mean. The columns may be a shard: the sum is divided by all of them.
 template <typename T>

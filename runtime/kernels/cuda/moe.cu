@@ -9,6 +9,7 @@
 #include "runtime/kernels/cuda/matmul.h"
 #include "runtime/kernels/cuda/pieces.h"
 #include "runtime/kernels/losses.h"
+#include "runtime/kernels/routing.h"
 
 namespace tessera {
 namespace {
@@ -148,7 +149,7 @@ struct Weighting {
   // What the chosen scores are divided by.
   __device__ float Divisor(const Route& route, int top_k) const {
     if (!renormalise) return 1 / scale;
-    float sum = 0;
+    float sum = static_cast<float>(kOfNoScore);
     for (int k = 0; k < top_k; ++k) sum += route.score[route.choice[k]];
     return sum / scale;
   }

@@ -296,7 +296,7 @@ __global__ void ClipCoefficient(Elements<Any> square_sum, LossScale* loss,
       coefficient /= loss->scale;
       loss->good_steps += 1;
       if (loss->good_steps == LossScale::kGrowthInterval) {
-        loss->scale *= 2;
+        if (loss->scale * 2 < INFINITY) loss->scale *= 2;
         loss->good_steps = 0;
       }
     }

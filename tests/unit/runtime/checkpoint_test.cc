@@ -4,8 +4,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -16,19 +14,7 @@
 #include "runtime/older_checkpoints.h"
 #include "tests/support/file_bytes.h"
 #include "tests/support/tiny_training.h"
-
-namespace {
-
-// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
-std::atomic<unsigned> fsync_seconds = 0;
-
-}  // namespace
-
-// In place of the C library's: a slow disk's.
-extern "C" int fsync(int file) {
-  sleep(fsync_seconds);
-  return static_cast<int>(syscall(SYS_fsync, file));
-}
+#include "tests/unit/runtime/disk.h"
 
 namespace tessera {
 namespace {
@@ -364,13 +350,17 @@ TEST_F(Checkpoint, FailedSaveIsAnErrorOnAllRanks) {
   TinyRun run;
   run.steps = 1;
   run.save_path = ::testing::TempDir() + "no/such/folder/checkpoint";
-  const auto result = TrainTiny(graph_, Tasks(2, "dp=2"), data_, run);
-  ASSERT_FALSE(result.has_value());
-  // As the folder was there when the run began, it is no bad input.
-  EXPECT_EQ(result.error().code, ErrorCode::kUnavailable);
-  EXPECT_EQ(result.error().where, run.save_path);
-  EXPECT_THAT(result.error().message,
-              ::testing::HasSubstr("the checkpoint of step 1 is not written"));
+  for (const char* const strategy : {"dp=2", "dp=2,zero=3,tiles=2"}) {
+    SCOPED_TRACE(strategy);
+    const auto result = TrainTiny(graph_, Tasks(2, strategy), data_, run);
+    ASSERT_FALSE(result.has_value());
+    // As the folder was there when the run began, it is no bad input.
+    EXPECT_EQ(result.error().code, ErrorCode::kUnavailable);
+    EXPECT_EQ(result.error().where, run.save_path);
+    EXPECT_THAT(
+        result.error().message,
+        ::testing::HasSubstr("the checkpoint of step 1 is not written"));
+  }
 }
 
 // A job that ends while rank 0 waits for the disk.
@@ -539,12 +529,17 @@ TEST_F(OlderCheckpointsTest, OfARunThatWasGoneBackBehind) {
   EXPECT_EQ(ReadBytes(newest_ + ".step-5"), five);
 }
 
-// Where a run that was killed may have stopped: behind the second name, or
-// before the oldest was removed.
+// Where a run that was killed may have stopped: within the making of a second
+// name, behind it, or before the oldest was removed.
 TEST_F(OlderCheckpointsTest, OfARunThatWasKilled) {
   ASSERT_TRUE(Train(3, 2).has_value());
   std::filesystem::create_hard_link(newest_, newest_ + ".step-3");
-  EXPECT_EQ(Steps(), (Map{{"x", "3"}, {"x.step-2", "2"}, {"x.step-3", "3"}}));
+  std::filesystem::create_hard_link(newest_ + ".step-2",
+                                    newest_ + ".step-1.new");
+  EXPECT_EQ(Steps(), (Map{{"x", "3"},
+                          {"x.step-1.new", "2"},
+                          {"x.step-2", "2"},
+                          {"x.step-3", "3"}}));
   ASSERT_TRUE(Train(1, 2, newest_).has_value());
   EXPECT_EQ(Steps(), (Map{{"x", "4"}, {"x.step-3", "3"}}));
 }
@@ -555,6 +550,9 @@ TEST_F(OlderCheckpointsTest, AreNoOtherFiles) {
                                         "x.step-07",
                                         "x.step--1",
                                         "x.step-1.old",
+                                        "x.step-07.new",
+                                        "x.step-1.new.new",
+                                        "x.new",
                                         "xx.step-1",
                                         "x.tmp.host.1.0",
                                         "x.step-0x1",
@@ -792,6 +790,17 @@ TEST_F(Checkpoint, ReportsEveryRank) {
 }
 
 // Ranks that were started apart, with different flags.
+// A span has 40 bytes: of 2,000 tasks 65 timelines have 5 MB.
+TEST(Timelines, AreFewerOfManyTasks) {
+  EXPECT_EQ(KeptTimelines(0), 65u);
+  EXPECT_EQ(KeptTimelines(2000), 65u);
+  EXPECT_EQ(KeptTimelines(20000), 13u);
+  EXPECT_EQ(KeptTimelines(2000000), 9u);
+  for (size_t tasks = 1; tasks < 30000; tasks += 7) {
+    EXPECT_LE(KeptTimelines(tasks) * tasks * sizeof(Span), 11u << 20) << tasks;
+  }
+}
+
 TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
   const TaskGraph tasks = Tasks(2, "dp=2");
   Graph other_epsilon = graph_;

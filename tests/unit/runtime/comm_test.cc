@@ -680,6 +680,34 @@ TEST_P(CommTest, MessagesMatchByGroupAndTag) {
   });
 }
 
+// The oldest message is refused for its size while the one behind it, of the
+// same tag, has the size that is waited for.
+TEST_P(CommTest, ARefusedReceiveTakesNoLaterMessage) {
+  if (n() < 2) return;  // needs a pair
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    Communicator& all = All(world);
+    const std::string first(100, 'A'), second(50, 'B');
+    if (world.world_rank() == 0) {
+      RANK_EXPECT_OK(all.Send(first.data(), 100, 1, 7));
+      RANK_EXPECT_OK(all.Send(second.data(), 50, 1, 7));
+    }
+    RANK_EXPECT_OK(all.Barrier());
+    if (world.world_rank() != 1) return "";
+    const std::string untouched(50, 'z');
+    std::string refused = untouched;
+    const auto wrong = all.Recv(refused.data(), 50, 0, 7);
+    RANK_EXPECT(!wrong && wrong.error().code == ErrorCode::kInvalidInput);
+    std::string got(100, 'z');
+    RANK_EXPECT_OK(all.Recv(got.data(), 100, 0, 7));
+    RANK_EXPECT(got == first);
+    got = untouched;
+    RANK_EXPECT_OK(all.Recv(got.data(), 50, 0, 7));
+    RANK_EXPECT(got == second);
+    RANK_EXPECT(refused == untouched);
+    return "";
+  });
+}
+
 // Two channels to every rank, this one too, and messages of them by turns;
 // those of one channel come in its order, whatever happens in the other.
 TEST_P(CommTest, MessagesComeInTurn) {

@@ -1076,6 +1076,41 @@ TEST(Clipping, ByHand) {
   EXPECT_TRUE(std::isnan(coefficient(NAN, 1)));
 }
 
+// The last of the good steps that double it, where the format has the double.
+TEST(Clipping, TheLossScaleStaysFinite) {
+  const auto behind = [](double scale) {
+    const HostTensor state({3}, kF32, {scale, 1999, 7});
+    const HostTensor square = Scalar(4), coefficient = Scalar(0);
+    RunKernel("clip_coefficient", {square.Local(), state.Local()},
+              {coefficient.Local(), state.Local()},
+              {.attributes = {{"clip", 0}}});
+    EXPECT_EQ(coefficient.At(0), 1 / scale);
+    return state.Values();
+  };
+  EXPECT_THAT(behind(0x1p126), ElementsAre(0x1p127, 0, 7));
+  EXPECT_THAT(behind(0x1p127), ElementsAre(0x1p127, 0, 7));
+}
+
+// Sigmoids that fp64 has as zero are divided by a sum that is none.
+TEST(MoeGate, ScoresOfNothingMayBeRenormalised) {
+  const HostTensor logits = F64({1, 1, 3}, {-1000, -2000, -1000});
+  const Options options = {.attributes = {{"capacity", 4},
+                                          {"group_best", 1},
+                                          {"groups", 1},
+                                          {"renormalise", 1},
+                                          {"scale", 2.5},
+                                          {"sigmoid", 1},
+                                          {"top_groups", 1},
+                                          {"top_k", 2}}};
+  const HostTensor weights({1, 1, 2}, kF64), slots({1, 1, 2}, kI32);
+  RunKernel("moe_gate", {logits.Local()}, {weights.Local(), slots.Local()},
+            options);
+  EXPECT_THAT(weights.Values(), ElementsAre(0, 0));
+  EXPECT_THAT(Compute("moe_gate_dx", {F64({1, 1, 2}, {1, -2}), logits},
+                      {1, 1, 3}, options),
+              ElementsAre(0, 0, 0));
+}
+
 TEST(FillWeight, ShardsHaveTheValuesOfTheWhole) {
   for (DType dtype : {kF32, kF64}) {
     const HostTensor whole({7, 5}, dtype);

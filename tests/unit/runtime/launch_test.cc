@@ -58,6 +58,14 @@ bool IsStopped(pid_t pid) {
 
 volatile sig_atomic_t signals_caught = 0;
 
+// Ranks begin with it blocked.
+void Unblock(int signal) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, signal);
+  sigprocmask(SIG_UNBLOCK, &set, nullptr);
+}
+
 TEST(RankOfLaunchTest, Run) {
   const char* value = getenv(kRankDoes);
   if (value == nullptr) return;  // runs only as a rank
@@ -65,6 +73,15 @@ TEST(RankOfLaunchTest, Run) {
   const auto environment = DetectRankEnvironment();
   if (!environment || !environment->has_value()) _exit(10);
   const int rank = (**environment).rank;
+  if (what == "interrupt before a rank listens") {
+    if (rank == 0) kill(getppid(), SIGTERM);
+    usleep(500'000);
+    signal(SIGTERM, [](int) { signals_caught = signals_caught + 1; });
+    Unblock(SIGTERM);
+    if (rank == 0) std::cerr << signals_caught << " caught" << std::endl;
+    _exit(kInterruptedExitCode);
+  }
+  if (what != "one is told alone") Unblock(SIGTERM);
   if (what == "succeed") _exit(0);
   if (what == "exit silently" && rank == 1) _exit(3);
   if (what == "bad input") {
@@ -90,6 +107,12 @@ TEST(RankOfLaunchTest, Run) {
     usleep(700'000);
     if (rank == 0) std::cerr << signals_caught << " caught" << std::endl;
     _exit(kInterruptedExitCode);
+  }
+  if (what == "one is told alone") {
+    if (rank == 1) _exit(kInterruptedExitCode);
+    signal(SIGTERM, [](int) { _exit(kInterruptedExitCode); });
+    Unblock(SIGTERM);
+    for (;;) pause();
   }
   if (what == "interrupt once more") {
     signal(SIGTERM, SIG_IGN);
@@ -235,17 +258,38 @@ TEST(LaunchRanksTest, ALaterSignalKills) {
   EXPECT_GT(std::chrono::steady_clock::now() - start, kOneInterrupt);
 }
 
+// Blocked, as it came between two ranks, or caught before them.
 TEST(LaunchRanksTest, ASignalBeforeRanksAreStartedEndsTheJob) {
-  sigset_t term;
-  sigemptyset(&term);
-  sigaddset(&term, SIGTERM);
-  sigprocmask(SIG_BLOCK, &term, nullptr);
-  raise(SIGTERM);
-  const Outcome outcome = Launch(3, "succeed");
-  sigprocmask(SIG_UNBLOCK, &term, nullptr);
+  const std::atomic<bool> told = true;
+  for (const std::atomic<bool>* stop : {&told, {}}) {
+    sigset_t term;
+    sigemptyset(&term);
+    sigaddset(&term, SIGTERM);
+    sigprocmask(SIG_BLOCK, &term, nullptr);
+    if (stop == nullptr) raise(SIGTERM);
+    const auto code = LaunchRanks(3, {}, stop);
+    Unblock(SIGTERM);
+    ASSERT_FALSE(code);
+    EXPECT_EQ(code.error().code, ErrorCode::kInterrupted);
+    EXPECT_EQ(code.error().ToString(),
+              "interrupted before all ranks were started");
+  }
+}
+
+// A launcher that lets the others wait for it ends by the alarm.
+TEST(LaunchRanksTest, ARankThatEndsAsToldEndsTheOthers) {
+  alarm(60);
+  const Outcome outcome = Launch(3, "one is told alone");
+  alarm(0);
+  EXPECT_EQ(outcome.code, kInterruptedExitCode);
+  EXPECT_EQ(outcome.standard_error, "");
+}
+
+TEST(LaunchRanksTest, ARankThatDoesNotListenYetLearnsOfASignal) {
+  const Outcome outcome = Launch(2, "interrupt before a rank listens");
   EXPECT_EQ(outcome.code, kInterruptedExitCode);
   EXPECT_EQ(outcome.standard_error,
-            "tessera: interrupted before all ranks were started\n");
+            "tessera: ending what is under way; again: at once\n1 caught\n");
 }
 
 TEST(LaunchRanksTest, AStoppedRankIsWokenToEnd) {

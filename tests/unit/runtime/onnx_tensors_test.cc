@@ -130,6 +130,30 @@ TEST_F(OnnxTensorsTest, ElementsMayBeInFilesBeside) {
   EXPECT_EQ(element, 2);
 }
 
+// Only what is read of: there may be a file for each tensor.
+TEST_F(OnnxTensorsTest, AFileThatBecomesShorterIsAnErrorOfItsTensors) {
+  Write("a.data", BytesOfValues<float>({1}));
+  Write("b.data", BytesOfValues<float>({2}));
+  const auto elsewhere = [](const std::string& name) {
+    return TensorOf(name, kFloat, {1})
+        .Add(13, Entry("location", name + ".data"))
+        .Number(14, 1);
+  };
+  const auto opened =
+      Open({elsewhere("a"), elsewhere("b"),
+            TensorOf("here", kFloat, {1}).Text(9, BytesOfValues<float>({3}))});
+  ASSERT_TRUE(opened.has_value()) << opened.error().ToString();
+  std::filesystem::resize_file(folder_ + "/b.data", 2);
+  EXPECT_TRUE(opened->View("a").has_value());
+  EXPECT_TRUE(opened->View("here").has_value());
+  const auto cut = opened->View("b");
+  ASSERT_FALSE(cut.has_value());
+  EXPECT_EQ(cut.error().code, ErrorCode::kUnavailable);
+  EXPECT_THAT(cut.error().ToString(), HasSubstr("b.data"));
+  std::filesystem::resize_file(path_, 2);
+  EXPECT_FALSE(opened->View("here").has_value());
+}
+
 TEST_F(OnnxTensorsTest, WhatIsWrongIsNamed) {
   EXPECT_THAT(ErrorOf(TensorOf("w", kFloat, {3}).Text(9, "12345678")),
               HasSubstr("m.onnx: tensor 'w': has 8 bytes for F32[3]"));

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 
@@ -25,6 +26,7 @@
 #include "runtime/placement.h"
 #include "runtime/weight_export.h"
 #include "tests/support/tiny_training.h"
+#include "tests/unit/runtime/disk.h"
 
 namespace tessera {
 namespace {
@@ -325,6 +327,23 @@ TEST_F(PublishedFilesTest, AFolderThatCannotBeReadIsAnError) {
             file + ": cannot read the folder: Not a directory");
 }
 
+// Locks of checkpoints are none, whatever these are called.
+TEST_F(PublishedFilesTest, WeightsHaveNamesOfTheirOwn) {
+  for (const char* const name :
+       {"model.safetensors", "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json", "model.fp16.safetensors"}) {
+    EXPECT_TRUE(IsNameOfWeights(name)) << name;
+  }
+  for (const char* const name :
+       {"model.safetensors.lock", "config.json", "model.json",
+        "tiny.safetensors", "model.safetensors.tmp.host.7.0"}) {
+    EXPECT_FALSE(IsNameOfWeights(name)) << name;
+    std::ofstream(folder_ + "/" + name);
+  }
+  std::filesystem::remove(folder_ + "/model.safetensors");
+  EXPECT_TRUE(CheckHasNoWeights(folder_).has_value());
+}
+
 // Where another run has put them there since this one began.
 TEST_F(PublishedFilesTest, WeightsThatAreThereStay) {
   const Graph graph = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
@@ -380,6 +399,87 @@ TEST_F(PublishedFilesTest, AnExportThatFailsLeavesNothing) {
   const JsonValue& files = index->Field("weight_map");
   EXPECT_NE(files.Field("h.0.attn.c_attn.bias").text,
             files.Field("h.0.attn.c_attn.weight").text);
+}
+
+// Killed behind each file and name that comes to the disk: either all is there,
+// or the next run may export to the same folder, and leaves what is its own.
+TEST_F(PublishedFilesTest, AnExportThatWasKilledIsNotInTheWay) {
+  const Graph graph = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
+  const auto tasks = LowerStrategy(graph, 2, "dp=2", {});
+  const TokenData data = TinyTokens();
+  TinyRun run;
+  run.steps = 1;
+  run.family = "gpt2";
+  run.export_folder = back_;
+  const std::string index = back_ + "/model.safetensors.index.json";
+  int blocking = 0;  // kills that left a name in its place without the index
+  for (int fsyncs = 1;; ++fsyncs) {
+    SCOPED_TRACE(fsyncs);
+    run.export_file_bytes = {3000};
+    const pid_t child = fork();
+    if (child == 0) {
+      fsyncs_to_live = fsyncs;
+      _exit(TrainTiny(graph, *tasks, data, run).has_value() ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 0) break;
+    ASSERT_EQ(WEXITSTATUS(status), kKilled);
+    if (!std::filesystem::exists(index)) {
+      for (const auto& entry : std::filesystem::directory_iterator(back_)) {
+        blocking += entry.path().extension() == ".safetensors" ? 1 : 0;
+      }
+      EXPECT_TRUE(CheckHasNoWeights(back_).has_value());
+      // As many files, or fewer.
+      if (fsyncs % 2 == 0) run.export_file_bytes = {4000};
+      const auto again = TrainTiny(graph, *tasks, data, run);
+      ASSERT_TRUE(again.has_value()) << again.error().ToString();
+    }
+    std::set<std::string> expected = {"model.safetensors.index.json"};
+    const auto read = ReadJson(index);
+    ASSERT_TRUE(read.has_value()) << read.error().ToString();
+    for (const auto& [tensor, file] : read->Field("weight_map").fields) {
+      expected.insert(file.text);
+    }
+    EXPECT_GT(expected.size(), 3u);
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(back_)) {
+      const std::string name = entry.path().filename();
+      // Of other names they stay (AtomicFile).
+      if (fsyncs % 2 == 0 && name.find(".tmp.") != std::string::npos) continue;
+      names.insert(name);
+    }
+    EXPECT_EQ(names, expected);
+    std::filesystem::remove_all(back_);
+  }
+  EXPECT_GT(blocking, 0);
+}
+
+// Files stay open until all are written.
+TEST_F(PublishedFilesTest, AnExportMayHaveMoreFilesThanDescriptors) {
+  const Graph graph = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
+  const auto tasks = LowerStrategy(graph, 1, "mbs=4", {});
+  const TokenData data = TinyTokens();
+  TinyRun run;
+  run.steps = 1;
+  run.family = "gpt2";
+  run.export_folder = back_;
+  run.export_file_bytes = {1};  // a file for each of 16 tensors
+  const pid_t child = fork();
+  if (child == 0) {
+    rlimit limit = {};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 16;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    _exit(TrainTiny(graph, *tasks, data, run).has_value() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(
+      std::filesystem::exists(back_ + "/model-00016-of-00016.safetensors"));
 }
 
 // The row of a token that the data has not: its master is finite, and what fp16

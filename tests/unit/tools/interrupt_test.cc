@@ -26,6 +26,20 @@ TEST(CatchInterrupts, WhatComesAtOnceIsOneWishToEnd) {
   EXPECT_EXIT(CatchThree(0), ::testing::ExitedWithCode(0), "");
 }
 
+void CatchOneThatWaits() {
+  sigset_t term;
+  sigemptyset(&term);
+  sigaddset(&term, SIGTERM);
+  sigprocmask(SIG_BLOCK, &term, nullptr);
+  raise(SIGTERM);
+  _exit(CatchInterrupts() ? 0 : 1);
+}
+
+// As a rank that was told when it had just been started.
+TEST(CatchInterrupts, WhatWasBlockedIsCaught) {
+  EXPECT_EXIT(CatchOneThatWaits(), ::testing::ExitedWithCode(0), "");
+}
+
 TEST(CatchInterrupts, ALaterOneEndsTheProcess) {
   EXPECT_EXIT(CatchThree(1'100'000), ::testing::KilledBySignal(SIGTERM), "");
 }
