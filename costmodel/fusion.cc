@@ -6,15 +6,13 @@
 #include <set>
 #include <utility>
 
+#include "planner/base/element_count.h"
+
 namespace tessera {
 namespace {
 
 double ElementsOf(const Graph& graph, TensorId tensor) {
-  double elements = 1;
-  for (const int64_t extent : graph.tensor(tensor).shape) {
-    elements *= static_cast<double>(extent);
-  }
-  return elements;
+  return LargeElementCount(graph.tensor(tensor).shape);
 }
 
 double BytesOf(const Graph& graph, TensorId tensor) {
@@ -78,7 +76,7 @@ void FuseElementwise(const Graph& graph, const Readers& readers,
   std::vector<size_t> kernel(n);
   std::iota(kernel.begin(), kernel.end(), size_t{0});
   const auto kernel_of = [&](size_t i) {
-    while (kernel[i] != i) i = kernel[i];
+    while (kernel[i] != i) i = kernel[i] = kernel[kernel[i]];
     return i;
   };
   const auto join = [&](size_t a, size_t b) {
@@ -86,6 +84,13 @@ void FuseElementwise(const Graph& graph, const Readers& readers,
     b = kernel_of(b);
     kernel[std::min(a, b)] = std::max(a, b);
   };
+  // By tensor. What a norm or a product reads too has to be in memory.
+  std::vector<bool> handed_on(readers.size());
+  for (size_t t = 0; t < readers.size(); ++t) {
+    handed_on[t] = std::ranges::all_of(readers[t], [&](size_t reader) {
+      return IsElementwise(graph.nodes[reader]);
+    });
+  }
   std::map<NodeId, size_t> gradient;
   for (size_t i = 0; i < n; ++i) {
     const Node& node = graph.nodes[i];
@@ -94,12 +99,8 @@ void FuseElementwise(const Graph& graph, const Readers& readers,
       const int from = maker[operand.index()];
       if (from < 0) continue;
       const Node& other = graph.nodes[static_cast<size_t>(from)];
-      // What a norm or a product reads too has to be in memory.
-      const bool handed_on = std::ranges::all_of(
-          readers[operand.index()],
-          [&](size_t reader) { return IsElementwise(graph.nodes[reader]); });
-      if (handed_on && IsElementwise(other) && other.pass == node.pass &&
-          other.block == node.block) {
+      if (handed_on[operand.index()] && IsElementwise(other) &&
+          other.pass == node.pass && other.block == node.block) {
         join(i, static_cast<size_t>(from));
       }
     }
@@ -108,23 +109,22 @@ void FuseElementwise(const Graph& graph, const Readers& readers,
     if (!is_first) join(i, it->second);
   }
 
-  // Only its own kernel reads it, and kernels of the gradients of that.
-  const auto stays = [&](TensorId tensor) {
-    const int from = maker[tensor.index()];
-    if (from < 0 || readers[tensor.index()].empty()) return false;
-    const size_t own = kernel_of(static_cast<size_t>(from));
-    bool handed_on = false;
-    for (size_t reader : readers[tensor.index()]) {
-      const Node& node = graph.nodes[reader];
-      if (!IsElementwise(node)) return false;
-      const bool inside = kernel_of(reader) == own;
-      const bool again =
-          node.forward.valid() && kernel_of(node.forward.index()) == own;
-      if (!inside && !again) return false;
-      handed_on |= inside;
-    }
-    return handed_on;
-  };
+  // By tensor: whether only its own kernel reads it, and kernels of the
+  // gradients of that.
+  std::vector<bool> stays(readers.size());
+  for (size_t t = 0; t < readers.size(); ++t) {
+    if (maker[t] < 0 || !handed_on[t]) continue;
+    const size_t own = kernel_of(static_cast<size_t>(maker[t]));
+    const auto is_inside = [&](size_t reader) {
+      return kernel_of(reader) == own;
+    };
+    stays[t] = std::ranges::any_of(readers[t], is_inside) &&
+               std::ranges::all_of(readers[t], [&](size_t reader) {
+                 const NodeId forward = graph.nodes[reader].forward;
+                 return is_inside(reader) ||
+                        (forward.valid() && is_inside(forward.index()));
+               });
+  }
   std::vector<double> traffic(n, 0);
   std::vector<int> members(n, 0);
   std::set<std::pair<size_t, TensorId>> counted;
@@ -135,7 +135,7 @@ void FuseElementwise(const Graph& graph, const Readers& readers,
     ++members[k];
     for (const auto* tensors : {&node.operands, &node.results}) {
       for (TensorId tensor : *tensors) {
-        if (!stays(tensor) && counted.emplace(k, tensor).second) {
+        if (!stays[tensor.index()] && counted.emplace(k, tensor).second) {
           traffic[k] += BytesOf(graph, tensor);
         }
       }
@@ -172,18 +172,21 @@ std::vector<Fusion> FusionOf(const Graph& graph, const Stack& stack) {
     }
   }
   FuseElementwise(graph, readers, maker, fusion);
+  // By tensor: whether products alone read it.
+  std::vector<bool> of_products(readers.size());
+  for (size_t t = 0; t < readers.size(); ++t) {
+    of_products[t] = std::ranges::all_of(readers[t], [&](size_t reader) {
+      return IsLinear(graph.nodes[reader]);
+    });
+  }
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
     if (!IsLinear(node)) continue;
     const size_t operand = node.operands[0].index();
     const int from = maker[operand];
     fusion[i].operand_rounded =
-        from >= 0 &&
-        graph.nodes[static_cast<size_t>(from)].op->op_class ==
-            OpClass::kMemory &&
-        std::ranges::all_of(readers[operand], [&](size_t reader) {
-          return IsLinear(graph.nodes[reader]);
-        });
+        from >= 0 && of_products[operand] &&
+        graph.nodes[static_cast<size_t>(from)].op->op_class == OpClass::kMemory;
   }
   return fusion;
 }

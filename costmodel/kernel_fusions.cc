@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "planner/base/element_count.h"
+
 namespace tessera {
 
 PricerOptions PricerOptionsOf(const TrainingOptions& options) {
@@ -62,11 +64,7 @@ double KernelFusions::PartsSeconds(const Task& task,
       for (TensorId id : *tensors) {
         if (!seen.insert(id).second) continue;
         const Tensor& tensor = graph_.tensor(id);
-        double all = SizeOf(tensor.dtype);
-        for (const int64_t extent : tensor.shape) {
-          all *= static_cast<double>(extent);
-        }
-        bytes += all;
+        bytes += SizeOf(tensor.dtype) * LargeElementCount(tensor.shape);
       }
     }
     return bytes;

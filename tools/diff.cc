@@ -71,7 +71,7 @@ Json SideJson(const Inputs& inputs, const SearchSpace& space,
       {{"plan_file", side.path},
        {"name", TextbookName(space, side.plan)},
        {"strategy", StrategyText(space.index, inputs.cluster, side.plan)},
-       {"step_time_s", side.evaluation.step_time.seconds()},
+       {"step_time_s", StepTimeJson(side.evaluation.step_time)},
        {"breakdown", BreakdownJson(side.evaluation.breakdown)},
        {"memory", MemoryJson(side.memory)},
        {"feasible", side.evaluation.feasible()}});

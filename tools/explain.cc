@@ -65,6 +65,7 @@ Case CaseOf(const Inputs& inputs, const GraphIndex& index) {
 
 // "+3.1 %" and the time, or what is lacking.
 std::string CostText(const Score& score, const Score& own) {
+  if (score.step_time == Duration{}) return "cannot be priced";
   if (!score.feasible) {
     return score.overflow > Bytes{}
                ? "does not fit, by " + FormatBytes(score.overflow)
@@ -183,6 +184,11 @@ std::string BindsText(const Prediction& prediction) {
   if (prediction.evaluation.feasible()) {
     text += ", " + FormatPercent(prediction.bottleneck_share) + " of the step";
   }
+  std::string violations;
+  for (const std::string& violation : prediction.evaluation.violations) {
+    violations += "  cannot run: " + violation + "\n";
+  }
+  if (!prediction.priced()) return text + "\n" + violations;
   std::string out =
       text + "\n  " +
       Wrap("step time " + FormatTime(prediction.evaluation.step_time) +
@@ -207,11 +213,7 @@ std::string BindsText(const Prediction& prediction) {
     AppendTo(parts, ", ",
              std::string(part.name) + " " + FormatBytes(part.bytes));
   }
-  out += "  " + Wrap(memory + parts, 4) + "\n";
-  for (const std::string& violation : prediction.evaluation.violations) {
-    out += "  cannot run: " + violation + "\n";
-  }
-  return out;
+  return out + "  " + Wrap(memory + parts, 4) + "\n" + violations;
 }
 
 // What alternatives are priced as, and the time of the plan itself where that
@@ -276,9 +278,11 @@ std::string EndText(const Explanation& e, bool interrupted) {
 }
 
 Json ScoreJson(const Score& score) {
-  return Json::Object({{"step_time_s", score.step_time.seconds()},
-                       {"feasible", score.feasible},
-                       {"lacks_bytes", score.overflow.value}});
+  const bool priced = score.step_time > Duration{};
+  return Json::Object(
+      {{"step_time_s", StepTimeJson(score.step_time)},
+       {"feasible", score.feasible},
+       {"lacks_bytes", priced ? Json(score.overflow.value) : Json()}});
 }
 
 Json ExplainJson(const Inputs& inputs, const Plan& plan, const Explanation& e) {
@@ -289,12 +293,14 @@ Json ExplainJson(const Inputs& inputs, const Plan& plan, const Explanation& e) {
   json.Set("complete", e.complete);
   json.Set("bottleneck", e.prediction.bottleneck);
   Json binds = Json::Object();
-  for (const auto& [name, share] : ShownParts(e.prediction)) {
-    binds.Set(std::string(name), share);
+  if (e.prediction.priced()) {
+    for (const auto& [name, share] : ShownParts(e.prediction)) {
+      binds.Set(std::string(name), share);
+    }
   }
   json.Set("binds", std::move(binds));
   // What decisions and neighbours are to be compared with.
-  json.Set("unshared_step_time_s", e.own.step_time.seconds());
+  json.Set("unshared_step_time_s", StepTimeJson(e.own.step_time));
   if (e.nearest_score) {
     Json nearest = ScoreJson(*e.nearest_score);
     nearest.Set("strategy", ToString(*e.nearest));
@@ -435,6 +441,9 @@ Result<int> RunExplain(const Options& options) {
           say("  " + Wrap(DecisionText(decision, uniform), 4) + "\n");
         });
     e.complete = !stop();
+  } else {
+    const int stages = StagesOf(inputs.graph, used.plan).count();
+    say("\n" + Wrap(NothingNearText(stages), 0) + "\n");
   }
   // Some plans that run are no state of the search.
   Plan canonical = used.plan;

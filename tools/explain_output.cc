@@ -13,6 +13,12 @@ std::string ChangeText(double value, double base) {
   return (change > 0 ? "+" : "-") + FormatPercent(std::abs(change));
 }
 
+std::string NothingNearText(int stages) {
+  return std::string("decisions: no uniform plan is near, since none ") +
+         (stages > 1 ? "that is a pipeline" : "without a pipeline") +
+         " is valid for this cluster and batch";
+}
+
 Json ChangesJson(const std::vector<PlanDifference>& changes) {
   return Json::ArrayOf(changes, [](const PlanDifference& change) {
     return Json::Object(

@@ -109,17 +109,21 @@ void WarnWhereNoStart(const SearchSpace& space, const Plan& plan,
 // What became of the plan of --from, `file`: its `microbatches` are those that
 // it has there, `old` is what it is for this batch.
 std::string FromText(const std::string& file, const SearchSpace& space,
-                     int microbatches, const Plan& old,
+                     const Plan& read, const Plan& old,
                      const std::vector<Plan>& near) {
   if (near.empty()) return file + ": nothing near this plan is valid here";
   std::string text = file + ": starting from ";
   if (!SameUpToNames(near[0], old)) {
     text += StrategyText(space.index, *space.cluster, near[0]);
-  } else if (old.microbatches == microbatches) {
+  } else if (old.microbatches == read.microbatches) {
     text += "this plan as it is";
   } else {
     text += "this plan with " + std::to_string(old.microbatches) +
             (old.microbatches == 1 ? " microbatch" : " microbatches");
+    if (old.actions != read.actions) {
+      text += " by " + old.schedule + ", since its actions are of " +
+              std::to_string(read.microbatches);
+    }
   }
   if (near.size() > 1) {
     text += " and " + std::to_string(near.size() - 1) + " more near it";
@@ -145,8 +149,7 @@ Result<std::vector<Plan>> StartsOf(const Options& options,
     const Plan old =
         ForBatch(read.plan, read.global_batch, inputs.graph.global_batch);
     std::vector<Plan> near = AdaptedPlans(space, old, kAdapted);
-    std::cerr << FromText(options.from, space, read.plan.microbatches, old,
-                          near)
+    std::cerr << FromText(options.from, space, read.plan, old, near)
               << std::endl;
     std::ranges::move(near, std::back_inserter(starts));
   }

@@ -18,7 +18,8 @@
 namespace tessera {
 namespace {
 
-std::string DecidedText(const SearchSpace& space, const Decided& decided) {
+std::string DecidedText(const SearchSpace& space, const Decided& decided,
+                        const std::vector<Baseline>& baselines) {
   const Choice& fastest = decided.choices[decided.fastest];
   const Choice& chosen = decided.choices[decided.chosen];
   std::string text;
@@ -59,7 +60,10 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided) {
   const Choice& baseline = decided.choices[*decided.baseline];
   std::string margin;
   if (!baseline.score.feasible) {
-    margin = "no baseline fits";
+    const bool any = std::ranges::any_of(
+        baselines, [](const Baseline& of) { return of.evaluation.feasible(); });
+    margin = any ? "no baseline that the constraints allow fits"
+                 : "no baseline fits";
   } else if (*decided.baseline == decided.fastest) {
     margin = "the fastest plan found is a baseline, " + baseline.kind;
   } else if (decided.baseline_is_open()) {
@@ -107,7 +111,7 @@ Json DecidedJson(const SearchSpace& space, const Decided& decided) {
         Json choice = Json::Object(
             {{"found_by", c.kind},
              {"strategy", StrategyText(space.index, *space.cluster, c.plan)},
-             {"step_time_s", c.score.step_time.seconds()},
+             {"step_time_s", StepTimeJson(c.score.step_time)},
              {"feasible", c.score.feasible}});
         if (c.confirmed) {
           choice.Set("confirmed_step_time_s", c.confirmed->seconds());
@@ -215,10 +219,11 @@ std::string EndText(const Options& options, const SearchAnswer& answer) {
 }
 
 Json BaselineJson(const Baseline& baseline) {
-  return Json::Object({{"name", baseline.name},
-                       {"strategy", ToString(baseline.strategy)},
-                       {"step_time_s", baseline.evaluation.step_time.seconds()},
-                       {"feasible", baseline.evaluation.feasible()}});
+  return Json::Object(
+      {{"name", baseline.name},
+       {"strategy", ToString(baseline.strategy)},
+       {"step_time_s", StepTimeJson(baseline.evaluation.step_time)},
+       {"feasible", baseline.evaluation.feasible()}});
 }
 
 // All as they are priced without sharing of links.
@@ -266,7 +271,7 @@ Result<Json> SearchJson(const Options& options, const SearchAnswer& answer) {
   json.Extend(Json::Object(
       {{"strategy", StrategyText(space.index, inputs.cluster, chosen.plan)},
        {"name", TextbookName(space, chosen.plan)},
-       {"unshared_step_time_s", chosen.score.step_time.seconds()},
+       {"unshared_step_time_s", StepTimeJson(chosen.score.step_time)},
        {"plan", Json::Raw(std::move(plan))},
        {"baselines", Json::ArrayOf(result.baselines, BaselineJson)},
        {"margin", DecidedJson(space, answer.decided)},
@@ -297,7 +302,7 @@ std::string SearchText(const Options& options, const SearchAnswer& answer) {
       StepText(inputs.graph, inputs.cluster, chosen.plan, answer.step) + "\n" +
       NotSimulatedText(answer.too_large, answer.late) +
       BaselineTable(space, result, chosen) + "\n" +
-      DecidedText(space, answer.decided);
+      DecidedText(space, answer.decided, result.baselines);
   const std::string within =
       BoundText(inputs.cluster, answer.bound, answer.step.step_time);
   if (chosen.score.feasible && !within.empty()) {

@@ -219,6 +219,10 @@ Json MemoryJson(const MemoryUse& memory) {
   return json;
 }
 
+Json StepTimeJson(Duration step_time) {
+  return step_time > Duration{} ? Json(step_time.seconds()) : Json();
+}
+
 Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
               const Evaluation& evaluation) {
   const Throughput rates =
@@ -231,8 +235,12 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
       memory[device.index()] = &alike;
     }
   }
+  const bool priced = evaluation.step_time > Duration{};
+  const auto of_price = [&](Json value) {
+    return priced ? std::move(value) : Json();
+  };
   Json per_device = Json::Array();
-  for (size_t d = 0; d < memory.size(); ++d) {
+  for (size_t d = 0; d < memory.size() && priced; ++d) {
     const auto vertex = cluster.devices[d].vertex;
     Json device =
         Json::Object({{"device", static_cast<int64_t>(d)},
@@ -250,7 +258,7 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
        {"devices_used", static_cast<int64_t>(World(plan).devices.size())},
        {"dtype", NameOf(graph.dtype)},
        {"parameters", ParameterCount(graph)},
-       {"step_time_s", evaluation.step_time.seconds()},
+       {"step_time_s", StepTimeJson(evaluation.step_time)},
        {"tokens_per_s", rates.tokens_per_s},
        {"tokens_per_s_per_gpu", rates.tokens_per_s_per_gpu},
        {"model_flops", rates.model_flops},
@@ -259,18 +267,20 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
        {"mfu_causal", rates.mfu_causal},
        {"hfu", rates.hfu},
        {"memory",
-        Json::Object({{"peak_bytes",
-                       FullestOf(cluster, plan, evaluation).use.total.value},
-                      {"per_device", std::move(per_device)}})},
-       {"breakdown", BreakdownJson(evaluation.breakdown)},
-       {"moved_bytes", evaluation.moved.value},
+        Json::Object(
+            {{"peak_bytes",
+              of_price(FullestOf(cluster, plan, evaluation).use.total.value)},
+             {"per_device", std::move(per_device)}})},
+       {"breakdown", of_price(BreakdownJson(evaluation.breakdown))},
+       {"moved_bytes", of_price(evaluation.moved.value)},
        {"feasible", evaluation.feasible()},
        {"violations",
         Json::ArrayOf(evaluation.violations,
                       [](const std::string& text) { return Json(text); })},
-       {"sources", Json::Object({{"measured", sources.measured},
-                                 {"interpolated", sources.interpolated},
-                                 {"analytical", sources.analytical}})}});
+       {"sources",
+        of_price(Json::Object({{"measured", sources.measured},
+                               {"interpolated", sources.interpolated},
+                               {"analytical", sources.analytical}}))}});
 }
 
 std::string StepText(const Graph& graph, const Cluster& cluster,

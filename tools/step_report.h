@@ -33,7 +33,11 @@ Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
 // 70.0 %", or "80.4 GFLOP/s per device".
 std::string FlopsText(const Throughput& rates);
 
-// The fields of `tessera simulate --json`. REQUIRES (both): the evaluation is
+// Null of a plan without a price (Evaluator: of one that takes too long).
+Json StepTimeJson(Duration step_time);
+
+// The fields of `tessera simulate --json`; null what only a price tells, where
+// there is none. REQUIRES (both): the evaluation is
 // one that Evaluator::Explain made.
 Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
               const Evaluation& evaluation);

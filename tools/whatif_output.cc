@@ -56,7 +56,7 @@ std::vector<Row> CellRows(const WhatifResult& result) {
   for (const Cell& cell : result.cells) {
     Row& row = rows.emplace_back(cell.values);
     if (result.axes.empty()) row.emplace_back("as given");
-    if (!cell.prediction) {
+    if (!HasFigures(cell)) {
       while (row.size() + 1 + (result.replanned ? 1 : 0) < heading.size()) {
         row.emplace_back("-");
       }
@@ -126,6 +126,7 @@ std::string CellText(const Cell& cell) {
            name + (p.used == p.devices ? " on " : "; the cluster has ") +
                std::to_string(p.devices) + " devices of " +
                std::to_string(p.nodes) + (p.nodes == 1 ? " node" : " nodes"));
+  if (!p.priced()) return out + Line("problem", Wrap(ProblemText(cell), 16));
   out += Line("step time", FormatTime(p.evaluation.step_time) + ", by " +
                                SourcesText(p.evaluation.sources, p.band));
   out += Line("throughput", FormatCount(p.tokens_per_s) + " " +
@@ -215,29 +216,33 @@ Json OrNull(const std::optional<T>& value) {
 
 Json PredictionJson(const Prediction& p) {
   const SourceShares& sources = p.evaluation.sources;
+  const auto of_price = [&](Json value) {
+    return p.priced() ? std::move(value) : Json();
+  };
   Json json = Json::Object(
       {{"strategy", p.strategy},
        {"plan_name", p.plan_name},
        {"devices", p.devices},
        {"nodes", p.nodes},
        {"global_batch", p.global_batch},
-       {"step_time_s", p.evaluation.step_time.seconds()},
-       {"tokens_per_s", p.tokens_per_s},
+       {"step_time_s", StepTimeJson(p.evaluation.step_time)},
+       {"tokens_per_s", of_price(p.tokens_per_s)},
        {"unit", std::string(p.unit)},
-       {"mfu", p.mfu},
+       {"mfu", of_price(p.mfu)},
        {"feasible", p.evaluation.feasible()},
        {"violations",
         Json::ArrayOf(p.evaluation.violations,
                       [](const std::string& text) { return Json(text); })},
-       {"memory_bytes", p.memory.value},
-       {"memory", MemoryJson(p.memory_use)},
+       {"memory_bytes", of_price(p.memory.value)},
+       {"memory", of_price(MemoryJson(p.memory_use))},
        {"memory_capacity_bytes", p.capacity.value},
        {"bottleneck", p.bottleneck},
        {"bottleneck_share", p.bottleneck_share},
-       {"breakdown", BreakdownJson(p.evaluation.breakdown)},
-       {"sources", Json::Object({{"measured", sources.measured},
-                                 {"interpolated", sources.interpolated},
-                                 {"analytical", sources.analytical}})},
+       {"breakdown", of_price(BreakdownJson(p.evaluation.breakdown))},
+       {"sources",
+        of_price(Json::Object({{"measured", sources.measured},
+                               {"interpolated", sources.interpolated},
+                               {"analytical", sources.analytical}}))},
        {"usd_per_hour", OrNull(p.usd_per_hour)},
        {"watts", OrNull(p.watts)}});
   json.Set("error_band", Json::Object({{"median", p.band.median},
@@ -252,11 +257,11 @@ Json PredictionJson(const Prediction& p) {
     json.Set("sensitivity", std::move(values));
   }
   json.Set("goodput",
-           Json::Object({{"fraction", p.goodput.fraction},
-                         {"checkpoint_interval_s", p.goodput.interval},
-                         {"checkpoint_share", p.goodput.saving},
-                         {"data_stall_s", p.goodput.stall}}));
-  if (p.run) {
+           of_price(Json::Object({{"fraction", p.goodput.fraction},
+                                  {"checkpoint_interval_s", p.goodput.interval},
+                                  {"checkpoint_share", p.goodput.saving},
+                                  {"data_stall_s", p.goodput.stall}})));
+  if (p.run && p.priced()) {
     json.Set("run", Json::Object({{"steps", p.run->steps},
                                   {"days", p.run->days},
                                   {"usd", OrNull(p.run->usd)},
@@ -319,7 +324,7 @@ Row CellHeading(Row first) {
 }
 
 Row CellFields(Row first, const Cell& cell) {
-  if (!cell.prediction) {
+  if (!HasFigures(cell)) {
     first.resize(CellHeading({}).size() + first.size() - 1);
     first.push_back(ProblemText(cell));
     return first;
@@ -350,10 +355,15 @@ std::string ProblemText(const Cell& cell) {
   const Evaluation& evaluation = cell.prediction->evaluation;
   const Prediction& p = *cell.prediction;
   if (evaluation.feasible()) return std::string(EndlessText(p));
+  if (!p.priced()) return evaluation.violations.front();
   if (p.memory <= p.capacity) {
     return "does not fit: " + evaluation.violations.front();
   }
   return "does not fit: " + FormatBytes(p.memory - p.capacity) + " too much";
+}
+
+bool HasFigures(const Cell& cell) {
+  return cell.prediction && cell.prediction->priced();
 }
 
 std::string UnitText(const WhatifResult& result) {
@@ -516,6 +526,9 @@ std::vector<std::string> FitAnswer(const Fit& fit) {
   if (fit.fits) {
     return {"it fits: " + memory + ", " +
             FormatBytes(fit.capacity - fit.memory) + " to spare"};
+  }
+  if (fit.step_time == Duration{}) {
+    return {"whether it fits is not known: " + fit.problem};
   }
   if (fit.memory <= fit.capacity) return {"it does not fit: " + fit.problem};
   std::vector<std::string> lines = {
@@ -711,16 +724,20 @@ Json WhatifJson(const WhatifResult& result) {
                            {"step_time_s", c.step_time.seconds()},
                            {"memory_bytes", c.memory.value}});
     };
+    const auto of_price = [&](int64_t bytes) {
+      return fit.step_time > Duration{} ? Json(bytes) : Json();
+    };
     json.Set("fit",
-             Json::Object({{"fits", fit.fits},
-                           {"problem", fit.problem},
-                           {"plan", fit.plan},
-                           {"strategy", OrNull(fit.strategy)},
-                           {"step_time_s", fit.step_time.seconds()},
-                           {"memory_bytes", fit.memory.value},
-                           {"memory_capacity_bytes", fit.capacity.value},
-                           {"memory_needed_bytes", fit.memory_needed.value},
-                           {"changes", Json::ArrayOf(fit.changes, change)}}));
+             Json::Object(
+                 {{"fits", fit.fits},
+                  {"problem", fit.problem},
+                  {"plan", fit.plan},
+                  {"strategy", OrNull(fit.strategy)},
+                  {"step_time_s", StepTimeJson(fit.step_time)},
+                  {"memory_bytes", of_price(fit.memory.value)},
+                  {"memory_capacity_bytes", fit.capacity.value},
+                  {"memory_needed_bytes", of_price(fit.memory_needed.value)},
+                  {"changes", Json::ArrayOf(fit.changes, change)}}));
   }
   return json;
 }

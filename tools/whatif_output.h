@@ -35,6 +35,9 @@ struct WhatifResult {
 
 // "does not fit: 12.3 GB too much", the problem, or "" where the cell is good.
 std::string ProblemText(const Cell& cell);
+// Whether it has times and bytes: it is done, possible, and not too long to be
+// priced.
+bool HasFigures(const Cell& cell);
 // The prediction, where there is one, it fits, and the run that was asked for
 // ends.
 const Prediction* GoodPrediction(const Cell& cell);

@@ -137,7 +137,7 @@ Plot PlotOf(const Lines& lines, const std::string& title,
     PlotSeries series = {lines.names[l], {}, false};
     for (const Cell* cell : lines.cells[l]) {
       const bool shown =
-          cell != nullptr && cell->prediction &&
+          cell != nullptr && HasFigures(*cell) &&
           (whatever_fits || cell->prediction->evaluation.feasible());
       series.y.push_back(shown ? std::optional(value(*cell->prediction))
                                : std::nullopt);
@@ -347,7 +347,7 @@ std::string CellTable(const WhatifResult& result) {
     for (const std::string& value : cell.values) {
       out += "<td>" + Escaped(value) + "</td>";
     }
-    if (!cell.prediction) {
+    if (!HasFigures(cell)) {
       out += "<td class=\"no\" colspan=\"" + std::to_string(runs ? 11 : 8) +
              "\">" + Escaped(ProblemText(cell)) + "</td></tr>\n";
       continue;

@@ -17,6 +17,7 @@
 #include "tools/interrupt.h"
 #include "tools/json.h"
 #include "tools/search_limits.h"
+#include "tools/step_report.h"
 #include "tools/text.h"
 
 namespace tessera {
@@ -194,7 +195,7 @@ std::string ComparisonText(const Comparison& c) {
 }
 
 Json ScoreFields(const Score& score) {
-  return Json::Object({{"step_time_s", score.step_time.seconds()},
+  return Json::Object({{"step_time_s", StepTimeJson(score.step_time)},
                        {"feasible", score.feasible}});
 }
 

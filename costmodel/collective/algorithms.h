@@ -98,9 +98,8 @@ bool HierarchicalExchangeApplies(CommKind kind, const CollectiveGroup& group);
 Rounds HierarchicalExchangeRounds(CommKind kind, const CollectiveGroup& group);
 
 // direct.cc: every rank sends to every other at once. All-to-all is this (as
-// NCCL's grouped sends are); the others where memory is shared. In an exchange
-// of more than 1,024 ranks a sample of the sends, each with a larger share,
-// stands for all.
+// NCCL's grouped sends are); the others where memory is shared. Of more than
+// 1,024 ranks a sample of the sends, each with a larger share, stands for all.
 bool DirectApplies(CommKind kind, const CollectiveGroup& group);
 Rounds DirectRounds(CommKind kind, const CollectiveGroup& group);
 

@@ -29,11 +29,13 @@ Round EveryPair(int n, bool receivers_chunk, bool reduce) {
   return round;
 }
 
-// As many chunks and one: the sender keeps its own.
-Round SampledPairs(int n) {
+// The same by a sample of as many sends as all have chunks but one, the rank's
+// own.
+Round SampledPairs(int n, bool reduce) {
   const std::vector<int> steps = SampledSteps(n);
   Round round;
   round.modulus = n;
+  round.reduce = reduce;
   for (int from = 0; from < n; ++from) {
     for (int i = 0; i < kSampledSteps; ++i) {
       const int ahead = steps[static_cast<size_t>(i)];
@@ -57,21 +59,18 @@ Rounds DirectRounds(CommKind kind, const CollectiveGroup& group) {
   out.own_share = 1.0 / n;
   out.owner.resize(static_cast<size_t>(n));
   std::iota(out.owner.begin(), out.owner.end(), 0);
+  const bool sampled = n > kMostExactRanks;
+  if (sampled) out.chunks = kSampledSteps + 1;
+  const auto add = [&](bool receivers_chunk, bool reduce) {
+    out.rounds.push_back(sampled ? SampledPairs(n, reduce)
+                                 : EveryPair(n, receivers_chunk, reduce));
+  };
   if (IsExchange(kind)) {
-    if (n > kMostExactRanks) {
-      out.chunks = kSampledSteps + 1;
-      out.rounds.push_back(SampledPairs(n));
-      return out;
-    }
-    out.rounds.push_back(EveryPair(n, true, false));
+    add(true, false);
     return out;
   }
-  if (kind != CommKind::kAllGather) {
-    out.rounds.push_back(EveryPair(n, true, true));
-  }
-  if (kind != CommKind::kReduceScatter) {
-    out.rounds.push_back(EveryPair(n, false, false));
-  }
+  if (kind != CommKind::kAllGather) add(true, true);
+  if (kind != CommKind::kReduceScatter) add(false, false);
   return out;
 }
 

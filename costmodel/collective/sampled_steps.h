@@ -1,5 +1,5 @@
 #pragma once
-// Exchanges of so many that a part of their sends stands for all.
+// Collectives of so many ranks that a part of their sends stands for all.
 
 #include <vector>
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "planner/base/element_count.h"
 #include "planner/lower/lower.h"
 
 namespace tessera {
@@ -394,8 +395,7 @@ class CostsOfReplica {
   // Of how many ranks of the replica each has all of what one stores.
   double CopiesOf(TensorId weight) const {
     const Shape& shape = graph_.tensor(weight).shape;
-    double elements = 1;
-    for (int64_t extent : shape) elements *= static_cast<double>(extent);
+    const double elements = LargeElementCount(shape);
     const DeviceGroup& group = plan_.groups[0];
     return static_cast<double>(group.devices.size()) *
            static_cast<double>(LargestElements(

@@ -173,7 +173,7 @@ class ShapeMaker {
                    const std::vector<TensorId>& related,
                    BlockShape& shape) const {
     std::set<int> far;
-    for (TensorId id : related) {
+    for (TensorId id : std::set<TensorId>(related.begin(), related.end())) {
       if (IsInput(graph_, id)) continue;
       for (const Access& access : AccessesTo(id)) far.insert(BlockOf(access));
     }
@@ -209,9 +209,17 @@ class ShapeMaker {
       wiring.insert(wiring.end(),
                     {other - block, classes_[static_cast<size_t>(other)]});
     }
+    // A tensor's accesses are told once, and are none of another tensor: sums
+    // of as many gradients as it has readers all follow it.
+    std::map<TensorId, int64_t> told;
     for (TensorId id : related) {
       wiring.push_back(-1);
-      if (IsInput(graph_, id)) continue;
+      if (IsInput(graph_, id) || AccessesTo(id).empty()) continue;
+      const auto [first, is_new] = told.try_emplace(id, std::ssize(told));
+      if (!is_new) {
+        wiring.insert(wiring.end(), {-2, first->second});
+        continue;
+      }
       for (const Access& access : AccessesTo(id)) {
         wiring.insert(wiring.end(),
                       {shape.IndexOf(BlockOf(access)),

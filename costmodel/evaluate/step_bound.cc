@@ -6,6 +6,7 @@
 
 #include "costmodel/fusion.h"
 #include "costmodel/source/cost_source.h"
+#include "planner/base/element_count.h"
 #include "planner/ir/running_average.h"
 #include "planner/plan/whole_extents.h"
 
@@ -102,10 +103,7 @@ LeastUpdate LeastUpdateOf(const Graph& graph, const Cluster& cluster,
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& weight = graph.tensors[t];
     if (weight.kind != TensorKind::kWeight || momenta[t] >= 0) continue;
-    double elements = 1;
-    for (int64_t extent : weight.shape) {
-      elements *= static_cast<double>(extent);
-    }
+    const double elements = LargeElementCount(weight.shape);
     const auto width = static_cast<double>(SizeOf(weight.dtype));
     const double state = std::max(4.0, width);
     // A factored optimizer keeps vectors.

@@ -309,19 +309,23 @@ void Router::Route(DeviceId from, DeviceId to,
   }
 }
 
-uint64_t Router::AlikeKey(DeviceId from, int node) const {
-  const int home = cluster_.devices[from.index()].node;
-  const auto class_of = [&](int n) {
-    return static_cast<uint64_t>(class_of_node_[static_cast<size_t>(n)]);
-  };
-  const auto local = static_cast<uint64_t>(
-      from.value - first_device_[static_cast<size_t>(home)]);
-  return (home == node ? uint64_t{1} << 63 : 0) | local << 48 |
-         class_of(home) << 24 | class_of(node);
+size_t Router::HashOfAlike::operator()(const AlikeKey& key) const {
+  return Mix64(key.source ^ Mix64(static_cast<uint64_t>(key.node)));
+}
+
+uint64_t Router::KeyOf(DeviceId device) const {
+  const auto home = static_cast<size_t>(cluster_.devices[device.index()].node);
+  const auto local = static_cast<uint64_t>(device.value - first_device_[home]);
+  return local << 32 | static_cast<uint64_t>(class_of_node_[home]);
+}
+
+Router::AlikeKey Router::AlikeKeyOf(DeviceId from, int node) const {
+  const bool is_own = cluster_.devices[from.index()].node == node;
+  return {KeyOf(from), is_own ? -1 : class_of_node_[static_cast<size_t>(node)]};
 }
 
 const Router::Pattern& Router::PatternTo(DeviceId from, int node) const {
-  const uint64_t alike = AlikeKey(from, node);
+  const AlikeKey alike = AlikeKeyOf(from, node);
   const uint64_t single =
       static_cast<uint64_t>(from.index()) << 32 | static_cast<uint64_t>(node);
   const auto known = [&]() -> const Pattern* {
@@ -336,7 +340,7 @@ const Router::Pattern& Router::PatternTo(DeviceId from, int node) const {
   bool many = false;
   {
     std::unique_lock lock(mutex_);
-    many = ++single_searches_[alike >> 24] == kSingleSearches;
+    many = ++single_searches_[alike.source] == kSingleSearches;
   }
   if (many) {
     ComputeAll(from);
@@ -431,7 +435,7 @@ void Router::ComputeAll(DeviceId from) const {
     if (!Walk(from, node, paths, routes)) continue;
     auto pattern = MakePattern(std::move(routes), home, node, /*inside=*/true);
     std::unique_lock lock(mutex_);
-    alike_.try_emplace(AlikeKey(from, node), std::move(pattern));
+    alike_.try_emplace(AlikeKeyOf(from, node), std::move(pattern));
   }
 }
 
@@ -620,9 +624,7 @@ bool Router::Walk(DeviceId from, int node, Paths& paths,
 
 const NearestNics& Router::NicsOf(DeviceId device) const {
   const auto home = static_cast<size_t>(cluster_.devices[device.index()].node);
-  const auto local = static_cast<uint64_t>(device.value - first_device_[home]);
-  const uint64_t key =
-      local << 32 | static_cast<uint64_t>(class_of_node_[home]);
+  const uint64_t key = KeyOf(device);
   {
     std::shared_lock lock(mutex_);
     if (auto found = nics_.find(key); found != nics_.end()) {

@@ -119,6 +119,15 @@ class Router {
     std::vector<size_t> begin;
     std::vector<Step> steps;
   };
+  // Of a source and a node of targets what their routes depend on.
+  struct AlikeKey {
+    uint64_t source = 0;  // KeyOf
+    int node = -1;        // its class; -1: the source's own node
+    bool operator==(const AlikeKey&) const = default;
+  };
+  struct HashOfAlike {
+    size_t operator()(const AlikeKey& key) const;
+  };
 
   // The links that a search may use.
   struct SearchArea {
@@ -148,7 +157,9 @@ class Router {
   void ComputeAll(DeviceId from) const;
   std::shared_ptr<const Pattern> MakePattern(RoutesToNode routes, int home,
                                              int node, bool inside) const;
-  uint64_t AlikeKey(DeviceId from, int node) const;
+  // A device's local index on its node and the class of that.
+  uint64_t KeyOf(DeviceId device) const;
+  AlikeKey AlikeKeyOf(DeviceId from, int node) const;
   bool IsIn(const SearchArea& area, LinkId link) const;
   // False where no link leads to the ends from outside of their node.
   bool AddTails(const SearchArea& area, VertexId source,
@@ -181,15 +192,15 @@ class Router {
   std::vector<int> class_of_node_;
 
   mutable std::shared_mutex mutex_;
-  // By local index of the source and classes of the nodes; null where a third
-  // host forwards.
-  mutable std::unordered_map<uint64_t, std::shared_ptr<const Pattern>> alike_;
+  // Null where a third host forwards.
+  mutable std::unordered_map<AlikeKey, std::shared_ptr<const Pattern>,
+                             HashOfAlike>
+      alike_;
   // These: by device and node.
   mutable std::unordered_map<uint64_t, std::shared_ptr<const Pattern>> single_;
-  // How many of these were computed one by one, by local index and class of the
-  // source.
+  // By KeyOf the source: how many of these were computed one by one.
   mutable std::unordered_map<uint64_t, int> single_searches_;
-  // By local index of the device and class of its node.
+  // By KeyOf the device.
   mutable std::unordered_map<uint64_t, std::shared_ptr<const NearestNics>>
       nics_;
 };

@@ -5,6 +5,7 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/rent.h"
+#include "planner/base/element_count.h"
 #include "planner/plan/matrix_form.h"
 #include "planner/plan/stages.h"
 
@@ -120,10 +121,7 @@ double DataBytes(const Graph& graph) {
   double label = 0;  // of a sample
   for (const Tensor& tensor : graph.tensors) {
     if (tensor.kind != TensorKind::kInput || tensor.sample_dim < 0) continue;
-    double elements = 1;
-    for (const int64_t extent : tensor.shape) {
-      elements *= static_cast<double>(extent);
-    }
+    const double elements = LargeElementCount(tensor.shape);
     const std::string_view name = tensor.name;
     if (name == "tokens" || name == "source" || name == "dense" ||
         name.starts_with("categories.")) {
@@ -210,7 +208,7 @@ Prediction Predict(const Case& of, const Plan& plan,
   result.memory = fullest.use.total;
   result.memory_use = fullest.use;
   result.capacity = fullest.capacity;
-  if (options.sensitivity) {
+  if (options.sensitivity && result.priced()) {
     result.sensitivity = SensitivityOf(graph, cluster, plan, evaluator,
                                        options.profile, options.training);
   }

@@ -80,6 +80,10 @@ struct Prediction {
   Goodput goodput;                   // what is not known takes no time
   std::optional<RunCost> run;        // where tokens were asked for
   std::vector<std::string> missing;  // figures that the cluster lacks
+
+  // A plan that takes too long for a price (Evaluator) has neither times nor
+  // bytes.
+  bool priced() const { return evaluation.step_time > Duration{}; }
 };
 
 // The device that uses the largest share of its memory.

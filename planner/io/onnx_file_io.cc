@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "planner/base/element_count.h"
 #include "planner/base/file.h"
 #include "planner/io/onnx_file.h"
 #include "proto/onnx.pb.h"
@@ -159,8 +160,7 @@ int64_t SizeOfType(int type) {
 
 // The bytes of a small tensor in another file; empty where they are not there.
 std::string ReadElsewhere(const OnnxTensor& tensor, const std::string& path) {
-  double elements = 1;
-  for (int64_t extent : tensor.dims) elements *= static_cast<double>(extent);
+  const double elements = LargeElementCount(tensor.dims);
   const int64_t size = SizeOfType(tensor.type);
   const int64_t most = IsOnnxFloat(tensor.type) ? kMostFloatsElsewhere
                                                 : kMostBytesElsewhere / size;

@@ -173,6 +173,14 @@ constexpr std::array kRotaryForms = {
     RotaryForm{"longrope", ReadLongRope},
 };
 
+// Of those that the sizes of turned heads follow from the first that is there.
+std::string_view HeadSizeKey(const ModelConfig& config) {
+  for (std::string_view key : {"qk_rope_head_dim", "head_dim"}) {
+    if (!config.Value(key).is_null()) return key;
+  }
+  return "hidden_size";
+}
+
 }  // namespace
 
 Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
@@ -237,9 +245,16 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
   const double turned = rotary.fraction * static_cast<double>(head_size);
   if (turned < 2 || std::fmod(turned, 2) != 0) {
     std::ostringstream message;
-    message << "is " << rotary.fraction << " of heads of size " << head_size
-            << ": expected an even number of turned features";
-    config.Wrong(fraction_key, message.str());
+    const bool is_given = !config.Value(fraction_key).is_null() ||
+                          !source.Value(fraction_key).is_null();
+    if (is_given) {
+      message << "is " << rotary.fraction << " of heads of size " << head_size;
+    } else {
+      message << "makes heads of size " << head_size << ", of which "
+              << rotary.fraction << " is turned";
+    }
+    message << ": expected an even number of turned features";
+    config.Wrong(is_given ? fraction_key : HeadSizeKey(config), message.str());
   }
   return rotary;
 }

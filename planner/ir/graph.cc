@@ -360,10 +360,7 @@ std::string ConstantProblem(const Tensor& tensor, int64_t& total) {
   if (tensor.kind != TensorKind::kInput || tensor.sample_dim >= 0) {
     return "has values: only inputs without samples have them";
   }
-  double elements = 1;
-  for (const int64_t extent : tensor.shape) {
-    elements *= static_cast<double>(extent);
-  }
+  const double elements = LargeElementCount(tensor.shape);
   const auto count = static_cast<int64_t>(tensor.values.size());
   if (static_cast<double>(count) != elements) {
     return "has " + std::to_string(count) + " values: expected those of " +

@@ -4,14 +4,13 @@
 #include <cmath>
 #include <sstream>
 
+#include "planner/base/element_count.h"
 #include "planner/base/table.h"
 
 namespace tessera {
 
 double OpCall::Points() const {
-  double points = 1;
-  for (int64_t extent : extents) points *= static_cast<double>(extent);
-  return points;
+  return LargeElementCount(extents);
 }
 
 int64_t OpCall::Extent(char letter) const {

@@ -1,11 +1,19 @@
 #include "planner/plan/branches.h"
 
 #include <algorithm>
-#include <map>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <iterator>
 #include <set>
 
 namespace tessera {
 namespace {
+
+bool IsMadeIn(const GraphIndex& index, int block, TensorId tensor) {
+  const NodeId producer = index.producer[tensor.index()];
+  return producer.valid() && index.graph->node(producer).block == block;
+}
 
 // The nodes of `block` that a result of it depends on, its producer included.
 std::set<NodeId> LeadingTo(const GraphIndex& index, int block,
@@ -13,12 +21,11 @@ std::set<NodeId> LeadingTo(const GraphIndex& index, int block,
   std::set<NodeId> nodes;
   std::vector<TensorId> open = {tensor};
   while (!open.empty()) {
-    const NodeId producer = index.producer[open.back().index()];
+    const TensorId result = open.back();
     open.pop_back();
-    if (!producer.valid() || index.graph->node(producer).block != block ||
-        !nodes.insert(producer).second) {
-      continue;
-    }
+    if (!IsMadeIn(index, block, result)) continue;
+    const NodeId producer = index.producer[result.index()];
+    if (!nodes.insert(producer).second) continue;
     const auto& operands = index.graph->node(producer).operands;
     open.insert(open.end(), operands.begin(), operands.end());
   }
@@ -33,10 +40,63 @@ std::vector<NodeId> Without(const std::set<NodeId>& nodes,
   return rest;
 }
 
-int64_t DenseLayers(const GraphIndex& index, const std::vector<NodeId>& nodes) {
-  return std::count_if(nodes.begin(), nodes.end(), [&](NodeId id) {
-    return index.graph->node(id).op->op_class != OpClass::kMemory;
-  });
+// A node that reads results of two others of its block, and how many dense
+// layers lead to each of them and not to the other.
+struct Join {
+  std::array<TensorId, 2> operands;
+  std::array<size_t, 2> producers;  // by position in the block
+  std::array<int64_t, 2> layers = {};
+
+  int64_t shorter() const { return std::min(layers[0], layers[1]); }
+};
+
+// The joins of a block.
+std::vector<Join> JoinsOf(const GraphIndex& index, int block) {
+  std::vector<Join> joins;
+  for (NodeId id : index.nodes_of_block[static_cast<size_t>(block)]) {
+    std::vector<TensorId> own;
+    for (TensorId operand : index.graph->node(id).operands) {
+      if (IsMadeIn(index, block, operand)) own.push_back(operand);
+    }
+    if (own.size() != 2) continue;
+    const auto position = [&](TensorId tensor) {
+      return index.position[index.producer[tensor.index()].index()];
+    };
+    joins.push_back({{own[0], own[1]}, {position(own[0]), position(own[1])}});
+  }
+  return joins;
+}
+
+// Sets the layers of the block's joins. A number has a bit for each of 64 dense
+// layers: so many are followed through the block at a time.
+void CountLayers(const GraphIndex& index, int block, std::vector<Join>& joins) {
+  const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
+  std::vector<size_t> dense;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (index.graph->node(nodes[i]).op->op_class != OpClass::kMemory) {
+      dense.push_back(i);
+    }
+  }
+  std::vector<uint64_t> behind(nodes.size());  // each node, itself included
+  for (size_t first = 0; first < dense.size(); first += 64) {
+    std::ranges::fill(behind, 0);
+    for (size_t i = first; i < std::min(first + 64, dense.size()); ++i) {
+      behind[dense[i]] = uint64_t{1} << (i - first);
+    }
+    for (size_t i = dense[first]; i < nodes.size(); ++i) {
+      for (TensorId operand : index.graph->node(nodes[i]).operands) {
+        if (!IsMadeIn(index, block, operand)) continue;
+        behind[i] |=
+            behind[index.position[index.producer[operand.index()].index()]];
+      }
+    }
+    for (Join& join : joins) {
+      const uint64_t left = behind[join.producers[0]];
+      const uint64_t right = behind[join.producers[1]];
+      join.layers[0] += std::popcount(left & ~right);
+      join.layers[1] += std::popcount(right & ~left);
+    }
+  }
 }
 
 // The sets of axes of a mesh with and without one of its axes.
@@ -62,32 +122,6 @@ DeviceGroup Half(const DeviceGroup& group, int axis, int coordinate) {
   return half;
 }
 
-// The branches of blocks, which those of a class have in equal places: looked
-// for once in each class.
-class BranchesByClass {
- public:
-  explicit BranchesByClass(const GraphIndex& index) : index_(index) {}
-
-  std::optional<Branches> Of(int block) {
-    const auto b = static_cast<size_t>(block);
-    const auto [known, is_new] = known_.try_emplace(index_.block_class[b]);
-    if (is_new) known->second = BranchesOf(index_, block);
-    std::optional<Branches> here = known->second;
-    if (!here.has_value()) return here;
-    for (auto* side : {&here->left, &here->right}) {
-      for (NodeId& id : *side) {
-        id = index_.nodes_of_block[b][index_.position[id.index()]];
-      }
-    }
-    return here;
-  }
-
- private:
-  const GraphIndex& index_;
-  // By class, in the first block of it that was asked for.
-  std::map<int, std::optional<Branches>> known_;
-};
-
 bool HasAxis(const Plan& plan, GroupId group, int axis) {
   const auto& axes = plan.groups[group.index()].axes;
   return axis >= 0 && static_cast<size_t>(axis) < axes.size() &&
@@ -98,28 +132,39 @@ bool HasAxis(const Plan& plan, GroupId group, int axis) {
 }  // namespace
 
 std::optional<Branches> BranchesOf(const GraphIndex& index, int block) {
-  std::optional<Branches> best;
-  int64_t most = 0;
-  for (NodeId id : index.nodes_of_block[static_cast<size_t>(block)]) {
-    std::vector<std::set<NodeId>> sides;
-    for (TensorId operand : index.graph->node(id).operands) {
-      auto nodes = LeadingTo(index, block, operand);
-      if (!nodes.empty()) sides.push_back(std::move(nodes));
+  std::vector<Join> joins = JoinsOf(index, block);
+  if (joins.empty()) return std::nullopt;
+  CountLayers(index, block, joins);
+  const Join& best = *std::ranges::max_element(joins, {}, &Join::shorter);
+  if (best.shorter() == 0) return std::nullopt;
+  const auto left = LeadingTo(index, block, best.operands[0]);
+  const auto right = LeadingTo(index, block, best.operands[1]);
+  return Branches{Without(left, right), Without(right, left)};
+}
+
+std::optional<Branches> BranchesByClass::Of(int block) {
+  const auto b = static_cast<size_t>(block);
+  const auto [known, is_new] = known_.try_emplace(index_.block_class[b]);
+  if (is_new) known->second = BranchesOf(index_, block);
+  std::optional<Branches> here = known->second;
+  if (!here.has_value()) return here;
+  for (auto* side : {&here->left, &here->right}) {
+    for (NodeId& id : *side) {
+      id = index_.nodes_of_block[b][index_.position[id.index()]];
     }
-    if (sides.size() != 2) continue;
-    Branches branches = {Without(sides[0], sides[1]),
-                         Without(sides[1], sides[0])};
-    const int64_t layers = std::min(DenseLayers(index, branches.left),
-                                    DenseLayers(index, branches.right));
-    if (layers <= most) continue;
-    most = layers;
-    best = std::move(branches);
   }
-  return best;
+  return here;
 }
 
 std::optional<Plan> SplitBranches(const GraphIndex& index, const Plan& plan,
                                   GroupId group, int axis) {
+  BranchesByClass branches(index);
+  return SplitBranches(branches, plan, group, axis);
+}
+
+std::optional<Plan> SplitBranches(BranchesByClass& branches_by_class,
+                                  const Plan& plan, GroupId group, int axis) {
+  const GraphIndex& index = branches_by_class.index();
   if (!HasAxis(plan, group, axis)) return std::nullopt;
   const AxisSet bit = AxisSet{1} << axis;
   Plan split = plan;
@@ -129,12 +174,11 @@ std::optional<Plan> SplitBranches(const GraphIndex& index, const Plan& plan,
   const DeviceGroup& whole = plan.groups[group.index()];
   split.groups.insert(split.groups.begin() + group.value + 1,
                       {Half(whole, axis, 0), Half(whole, axis, 1)});
-  BranchesByClass all_branches(index);
   bool any = false;
   for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
     const auto& nodes = index.nodes_of_block[b];
     if (nodes.empty() || plan.ops[nodes[0].index()].group != group) continue;
-    const auto branches = all_branches.Of(static_cast<int>(b));
+    const auto branches = branches_by_class.Of(static_cast<int>(b));
     if (!branches.has_value()) continue;
     any = true;
     for (const auto& [side, half] :

@@ -1,8 +1,9 @@
 #pragma once
 // Parallel branches of a layer on the halves of a device group: SOAP's O
 // (Jia et al. 2019) where a block has two chains of operators that do not wait
-// for each other, such as attention beside MLP. Functions without state.
+// for each other, such as attention beside MLP.
 
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -22,6 +23,21 @@ struct Branches {
 // dense layers on the shorter side; nothing where there is none.
 std::optional<Branches> BranchesOf(const GraphIndex& index, int block);
 
+// The branches of blocks, which those of a class have in equal places: looked
+// for once in each class. The index must outlive it.
+class BranchesByClass {
+ public:
+  explicit BranchesByClass(const GraphIndex& index) : index_(index) {}
+
+  const GraphIndex& index() const { return index_; }
+  std::optional<Branches> Of(int block);
+
+ private:
+  const GraphIndex& index_;
+  // By class, in the first block of it that was asked for.
+  std::map<int, std::optional<Branches>> known_;
+};
+
 // `plan` with the branches of all blocks of `group` on its halves along `axis`,
 // which become the two groups behind it; all other nodes stay. A half does the
 // work of all the samples that the axis split. Nothing where the axis has not
@@ -29,6 +45,9 @@ std::optional<Branches> BranchesOf(const GraphIndex& index, int block);
 // block has branches. REQUIRES: no group shares blocks with `group`. Zero axes
 // are to be set anew (SetZeroAxes).
 std::optional<Plan> SplitBranches(const GraphIndex& index, const Plan& plan,
+                                  GroupId group, int axis);
+// The same for who asks of several groups.
+std::optional<Plan> SplitBranches(BranchesByClass& branches, const Plan& plan,
                                   GroupId group, int axis);
 
 // The plan that SplitBranches makes `plan` from, or nothing.

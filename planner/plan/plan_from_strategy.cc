@@ -87,6 +87,7 @@ Result<AxisSet> ZeroGroupAxes(const Cluster& cluster, const Strategy& strategy,
 Result<Plan> WithSplitBranches(const GraphIndex& index, Plan plan) {
   bool any_axis = false;
   bool any_block = false;
+  BranchesByClass branches(index);
   // From the last group, since halves come behind theirs.
   for (int64_t g = std::ssize(plan.groups); g-- > 0;) {
     const auto& axes = plan.groups[static_cast<size_t>(g)].axes;
@@ -96,7 +97,7 @@ Result<Plan> WithSplitBranches(const GraphIndex& index, Plan plan) {
         });
     if (axis == axes.end()) continue;
     any_axis = true;
-    auto split = SplitBranches(index, plan, GroupId(g),
+    auto split = SplitBranches(branches, plan, GroupId(g),
                                static_cast<int>(axis - axes.begin()));
     if (!split.has_value()) continue;
     any_block = true;

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 
+#include "planner/base/quoted.h"
+
 namespace tessera {
 namespace {
-
-std::string Quoted(const std::string& text) {
-  return "'" + text + "'";
-}
 
 // 1 + 2 + … + n.
 int64_t Triangle(int64_t n) {

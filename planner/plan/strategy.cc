@@ -385,7 +385,13 @@ constexpr std::array kKeys = {
            [](const Strategy& s) -> std::string {
              const std::string text = RecomputeText(s);
              return text == RecomputeText(Strategy()) ? "" : text;
-           }},
+           },
+           [](const Strategy& s) {
+             return s.recompute_layers == 0 ||
+                    s.recompute != RecomputeLevel::kNone;
+           },
+           "selective or full where it counts layers",
+           Reset<&Strategy::recompute_layers>},
     KeyRow{"schedule", ReadSchedule,
            [](const Strategy& s) -> std::string {
              return s.schedule == Strategy().schedule ? "" : s.schedule;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "planner/base/indexed.h"
+#include "planner/base/quoted.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/sequence_order.h"
@@ -17,10 +18,6 @@ namespace {
 
 // More would be a slip, and shares of several axes are multiplied.
 constexpr int kMostShare = 1 << 20;
-
-std::string Quoted(std::string_view text) {
-  return "'" + std::string(text) + "'";
-}
 
 // Collects the problems of one plan. Nothing is built for a valid plan, so
 // that the search can afford a whole check where a move changes the whole plan.

@@ -4,12 +4,15 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/idle_keys.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
+#include "planner/plan/strategy_groups.h"
+#include "planner/schedule/action_table.h"
 #include "planner/search/uniform_strategies.h"
 
 namespace tessera {
@@ -37,8 +40,67 @@ struct Degrees {
   auto operator<=>(const Degrees&) const = default;
 };
 
-double Distance(int a, int b) {
-  return std::abs(std::log(static_cast<double>(a) / b));
+double Distance(int64_t a, int64_t b) {
+  return std::abs(std::log(static_cast<double>(a) / static_cast<double>(b)));
+}
+
+// A strategy, and how far its degrees are from another's: that of the pipeline,
+// and the others together.
+struct Near {
+  double stages = 0;
+  double others = 0;
+  Strategy strategy;
+};
+
+int64_t SamplesOfReplica(const Strategy& strategy) {
+  return strategy.mbs;
+}
+
+// `rough` with all degrees that make up the cluster and the microbatch whose
+// `samples` are nearest to its own; with context parallelism by
+// `context_kinds`, or none.
+std::vector<Near> NearStrategies(const SearchSpace& space,
+                                 const Strategy& rough,
+                                 const std::vector<std::string>& context_kinds,
+                                 int64_t (*samples)(const Strategy&)) {
+  std::vector<Near> near;
+  const auto add = [&](Strategy s) {
+    if (s.etp > 0 && s.tp % s.etp != 0) s.etp = 0;
+    const auto sized = WithSamples(space, WithoutIdleKeys(space, s));
+    if (sized.empty()) return;
+    const auto& nearest =
+        *std::ranges::min_element(sized, {}, [&](const Strategy& with) {
+          return Distance(samples(with), samples(rough));
+        });
+    near.push_back({Distance(s.pp, rough.pp),
+                    Distance(s.tp, rough.tp) + Distance(s.cp, rough.cp) +
+                        Distance(s.ep, rough.ep),
+                    WithSchedule(space, nearest)});
+  };
+  const int devices = space.devices();
+  for (int tp : Divisors(devices)) {
+    for (int pp : Divisors(devices / tp)) {
+      for (int cp : Divisors(context_kinds.empty() ? 1 : devices / tp / pp)) {
+        for (int ep : Divisors(rough.ep == 1 ? 1 : devices / tp / pp / cp)) {
+          Strategy s = rough;
+          s.tp = tp;
+          s.pp = pp;
+          s.cp = cp;
+          s.ep = ep;
+          s.dp = devices / tp / pp / cp / ep;
+          if (cp == 1) {
+            add(std::move(s));
+            continue;
+          }
+          for (const std::string& kind : context_kinds) {
+            s.cp_kind = kind;
+            add(s);
+          }
+        }
+      }
+    }
+  }
+  return near;
 }
 
 }  // namespace
@@ -112,12 +174,18 @@ Strategy WithoutIdleKeys(const SearchSpace& space, const Strategy& strategy) {
 }
 
 Plan ForBatch(Plan plan, int64_t from, int64_t to) {
+  const int before = plan.microbatches;
   const double wanted = static_cast<double>(plan.microbatches) *
                         static_cast<double>(to) / static_cast<double>(from);
   const std::vector<int> divisors = Divisors(to);
   plan.microbatches = *std::ranges::min_element(divisors, {}, [&](int count) {
     return std::abs(std::log(count / wanted));
   });
+  if (plan.microbatches != before && !plan.actions.empty()) {
+    const bool one_chunk = ShapeOf(plan.actions).chunks == 1;
+    plan.schedule = one_chunk ? Strategy().schedule : "interleaved";
+    plan.actions.clear();
+  }
   return plan;
 }
 
@@ -127,40 +195,37 @@ std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
   Plan same = old;
   if (MakeCanonical(space, same)) plans.push_back(std::move(same));
   const Strategy rough = RoughStrategy(space.index, old);
-  const int devices = space.devices();
-  std::vector<std::pair<double, Strategy>> near;
-  for (int tp : Divisors(devices)) {
-    for (int pp : Divisors(devices / tp)) {
-      for (int cp : Divisors(rough.cp == 1 ? 1 : devices / tp / pp)) {
-        for (int ep : Divisors(rough.ep == 1 ? 1 : devices / tp / pp / cp)) {
-          Strategy s = rough;
-          s.tp = tp;
-          s.pp = pp;
-          s.cp = cp;
-          s.ep = ep;
-          s.dp = devices / tp / pp / cp / ep;
-          if (s.etp > 0 && tp % s.etp != 0) s.etp = 0;
-          const auto sized = WithSamples(space, WithoutIdleKeys(space, s));
-          if (sized.empty()) continue;
-          const auto& nearest =
-              *std::ranges::min_element(sized, {}, [&](const Strategy& with) {
-                return Distance(with.mbs, rough.mbs);
-              });
-          near.emplace_back(Distance(tp, rough.tp) + Distance(pp, rough.pp) +
-                                Distance(cp, rough.cp) + Distance(ep, rough.ep),
-                            WithSchedule(space, nearest));
-        }
-      }
-    }
-  }
-  std::ranges::stable_sort(
-      near, [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& [distance, strategy] : near) {
+  std::vector<std::string> kinds;
+  if (rough.cp > 1) kinds.push_back(rough.cp_kind);
+  std::vector<Near> near =
+      NearStrategies(space, rough, kinds, SamplesOfReplica);
+  std::ranges::stable_sort(near, {},
+                           [](const Near& n) { return n.stages + n.others; });
+  for (const Near& n : near) {
     if (plans.size() >= count) break;
-    auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
+    auto plan = PlanFromStrategy(space.index, *space.cluster, n.strategy);
     if (plan) plans.push_back(*std::move(plan));
   }
   return plans;
+}
+
+std::optional<Strategy> NearestOfItsKind(const SearchSpace& space,
+                                         const Strategy& rough) {
+  std::vector<std::string> kinds = {rough.cp_kind};
+  if (rough.cp == 1) kinds = {"gather", "ring", "ulysses"};
+  std::vector<Near> near = NearStrategies(space, rough, kinds, SamplesOf);
+  std::erase_if(near, [&](const Near& n) {
+    return (n.strategy.pp > 1) != (rough.pp > 1);
+  });
+  std::ranges::stable_sort(
+      near, {}, [](const Near& n) { return std::pair(n.stages, n.others); });
+  for (const Near& n : near) {
+    const auto plan = PlanFromStrategy(space.index, *space.cluster, n.strategy);
+    if (!plan) continue;
+    auto uniform = UniformStrategy(space.index, *space.cluster, *plan);
+    if (uniform) return uniform;
+  }
+  return std::nullopt;
 }
 
 }  // namespace tessera

@@ -343,11 +343,7 @@ std::optional<Strategy> NearestStrategy(const SearchSpace& space,
   Strategy strategy = RoughStrategy(index, plan);
   if (PlanFromStrategy(index, *space.cluster, strategy)) return strategy;
   // Where its degrees are none of the cluster's: stages of unlike sizes.
-  for (const Plan& near : AdaptedPlans(space, plan, 2)) {
-    auto uniform = UniformStrategy(index, *space.cluster, near);
-    if (uniform) return uniform;
-  }
-  return std::nullopt;
+  return NearestOfItsKind(space, strategy);
 }
 
 std::vector<PlanDifference> NamedChanges(const SearchSpace& space,

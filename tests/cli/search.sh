@@ -192,6 +192,25 @@ fails 2 "bf16.json: .* is for gpt2-tiny \(global batch 32, sequence length 16,\
   simulate --model zoo:gpt2-tiny --global-batch 32 --seq-len 16 --dtype fp32 \
   --cluster dgx-h100:1 --plan "$work/bf16.json"
 
+# A table of actions is of its own number of microbatches.
+printf 'F0 F1 B0 B1\nF0 B0 F1 B1\n' >"$work/actions"
+"$tessera" simulate --model zoo:gpt2-tiny --global-batch 32 --seq-len 16 \
+  --cluster dgx-h100:1 --strategy "dp=4,pp=2,mbs=4,schedule=$work/actions" \
+  --plan-out "$work/table.json" >/dev/null 2>&1
+"$tessera" search --model zoo:gpt2-tiny --global-batch 64 --seq-len 16 \
+  --cluster dgx-h100:1 --from "$work/table.json" --proposals 1 \
+  >/dev/null 2>"$work/from.txt"
+grep -q "table.json: starting from this plan with 4 microbatches by 1f1b, since\
+ its actions are of 2 and" "$work/from.txt" || fail "$(cat "$work/from.txt")"
+
+# Baselines that fit may be forbidden.
+"$tessera" search --model zoo:gpt2-tiny --cluster local-cpu:4 \
+  --global-batch 64 --seq-len 64 --set device.memory=20MB --proposals 20 \
+  --forbid zero1 --forbid zero2 --forbid zero3 --forbid tp --forbid pp \
+  --forbid cp >"$work/stdout" 2>/dev/null || true
+grep -q "no baseline that the constraints allow fits" "$work/stdout" ||
+  fail "$(cat "$work/stdout")"
+
 # From a plan of other ranks.
 "$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2 \
   --plan-out "$work/two.json" >/dev/null 2>&1

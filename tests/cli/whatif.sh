@@ -23,6 +23,30 @@ done
 cmp -s "$work/tessera.json" "$work/megatron-2021.json" && fail "stacks are alike"
 step=$(json 'j["step_time_s"]' "$work/tessera.json")
 
+# What takes too long for a price has none, and may fit or not.
+long=(--model zoo:gpt-1t --global-batch 512 --seq-len 2048
+  --cluster dgx-a100-80gb:1 --strategy "tp=8,mbs=64"
+  --set device.slowness=1000000)
+for as in --fast --json --csv; do
+  code=0
+  "$tessera" whatif "${long[@]}" "$as" >"$work/out.json" 2>"$work/stderr" ||
+    code=$?
+  [[ $code == 3 ]] || fail "exit code $code: too long, $as"
+  grep -q "cannot run: too long to be priced: its tasks take" "$work/stderr" ||
+    fail "$(cat "$work/stderr")"
+  if grep -q "not fit\|step time  *0" "$work/out.json"; then
+    fail "$(cat "$work/out.json")"
+  fi
+  if [[ $as == --json ]]; then
+    check 'j["cells"][0]["step_time_s"] is None'
+    check 'j["cells"][0]["memory_bytes"] is None'
+    check 'j["cells"][0]["breakdown"] is None'
+  fi
+done
+"$tessera" whatif "${long[@]}" --fit >"$work/stdout" 2>/dev/null || true
+grep -q "whether it fits is not known: too long to be priced" "$work/stdout" ||
+  fail "$(cat "$work/stdout")"
+
 # A grid: every combination, in order, on any number of threads.
 grid=("${on[@]}" --vary nodes=1,3 --vary 'device.memory=1MB,80GB')
 whatif "${grid[@]}" --threads 1 --json >"$work/out.json"

@@ -135,6 +135,43 @@ TEST(CollectiveModel, LargeExchangesHaveFewSends) {
   }
 }
 
+// Nor have the others where memory is shared: twice as many sends for both
+// halves of an all-reduce.
+TEST(CollectiveModel, LargeCollectivesInSharedMemoryHaveFewSends) {
+  CollectiveGroup group;
+  group.ranks = 2000;
+  group.nodes.resize(1);
+  for (int i = 0; i < group.ranks; ++i) group.nodes[0].push_back(i);
+  group.shared_memory = true;
+  const std::pair<CommKind, size_t> halves[] = {{CommKind::kReduceScatter, 1},
+                                                {CommKind::kAllGather, 1},
+                                                {CommKind::kAllReduce, 2}};
+  for (const auto& [kind, count] : halves) {
+    ASSERT_TRUE(DirectApplies(kind, group));
+    const Rounds rounds = DirectRounds(kind, group);
+    ASSERT_EQ(rounds.rounds.size(), count);
+    for (const Round& round : rounds.rounds) {
+      EXPECT_EQ(round.sends.size(), 255u * 2000);
+    }
+    EXPECT_EQ(rounds.rounds[0].reduce, kind != CommKind::kAllGather);
+    EXPECT_FALSE(count == 2 && rounds.rounds[1].reduce);
+  }
+}
+
+// Of 1,024 ranks every pair is replayed, of 1,025 a sample: a byte takes as
+// long but for 1 / 256 that the sample leaves with its rank.
+TEST(CollectiveModel, LargeCollectivesInSharedMemoryAreSampledEvenly) {
+  std::vector<double> seconds;
+  for (const int ranks : {1024, 1025}) {
+    const Cluster cluster = *MakeCluster("local-cpu:" + std::to_string(ranks));
+    const CollectiveModel model(cluster, {"direct", ""});
+    const std::vector<std::vector<DeviceId>> all = {Range(0, ranks)};
+    seconds.push_back(
+        model.Options(CommKind::kAllReduce, all)[0].seconds_per_byte);
+  }
+  EXPECT_NEAR(seconds[1] / seconds[0], 1, 0.01);
+}
+
 // Whatever the ranks are a multiple of: seven of eight receivers are on other
 // rails, behind a spine that carries a quarter of the NICs.
 TEST(CollectiveModel, LargeExchangesAreSampledEvenlyOverRails) {

@@ -8,6 +8,7 @@
 
 #include "planner/io/importer.h"
 #include "tests/support/paths.h"
+#include "tests/support/small_models.h"
 
 namespace tessera {
 namespace {
@@ -79,6 +80,36 @@ TEST(Fusion, GatedActivationIsOneKernelEachWay) {
                                     fusion[mlp + "act_fn.d0"].traffic};
   EXPECT_EQ(backward, (std::multiset<double>{0, 0, 5.0 / 3}));
   EXPECT_EQ(fusion[mlp + "add"].traffic, 1);
+}
+
+// Of however many operators: forward reads the first's operand and writes the
+// last's result, two passes as the last has by itself. Backward reads the
+// result's gradient and the first's operand and writes the gradient of that:
+// three, as each operator has.
+TEST(Fusion, LongChainIsOneKernelEachWay) {
+  constexpr int kOperators = 50'000;
+  GraphBuilder builder("chain", 2, 1, DType::kFloat32);
+  builder.BeginBlock("all");
+  const TensorId tokens = builder.Input("tokens", {2, 1}, DType::kInt32);
+  const TensorId labels = builder.Input("labels", {2, 1}, DType::kInt32);
+  const TensorId table = builder.Weight("table", {8, 4}, {.stddev = 1}, true);
+  TensorId x = builder.Add1("embedding", "lookup", {tokens, table});
+  for (int i = 0; i < kOperators; ++i) {
+    x = builder.Add1("gelu", "gelu." + std::to_string(i), {x}, "bsh->bsh");
+  }
+  const TensorId logits =
+      builder.Add1("linear", "head", {x, table}, "bsi,vi->bsv");
+  const Graph graph = testing::FinishWithLoss(builder, logits, labels);
+  const std::vector<Fusion> fusion = FusionOf(graph, Fusing(false, true));
+  std::map<Pass, std::vector<double>> carried;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (!graph.nodes[i].op->name.starts_with("gelu")) continue;
+    if (fusion[i].traffic > 0) {
+      carried[graph.nodes[i].pass].push_back(fusion[i].traffic);
+    }
+  }
+  EXPECT_EQ(carried[Pass::kForward], std::vector<double>{1});
+  EXPECT_EQ(carried[Pass::kBackward], std::vector<double>{1});
 }
 
 TEST(Fusion, KernelsBeforeProductsRound) {

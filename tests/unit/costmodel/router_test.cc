@@ -194,6 +194,20 @@ TEST(Router, RoutesOfNodesAlikeAreTheirOwn) {
   }
 }
 
+// However many devices the node has.
+TEST(Router, RoutesOfLargeNodesBeginAtTheirSource) {
+  const Cluster cluster = *MakeCluster("local-cpu:32769");
+  const Router router(cluster);
+  for (const int64_t source : {0, 32768}) {
+    const std::vector<RouteLink> route =
+        router.Route(DeviceId(source), DeviceId(1));
+    ASSERT_FALSE(route.empty());
+    EXPECT_EQ(cluster.links[route[0].link.index()].from,
+              cluster.devices[static_cast<size_t>(source)].vertex)
+        << source;
+  }
+}
+
 // Of a device that is asked for many unlike nodes one search finds those to all
 // others: the same as one for each.
 TEST(Router, RoutesToManyNodesAreThoseToEach) {

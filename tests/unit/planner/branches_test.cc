@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <string>
 
+#include "planner/base/rng.h"
 #include "planner/io/importer.h"
 #include "planner/plan/describe.h"
 #include "planner/plan/stages.h"
@@ -76,6 +80,123 @@ TEST(Branches, AreOnHalvesInEveryLayer) {
     }
   }
   EXPECT_EQ(layers, 16);
+}
+
+// Of `count` operators, dense layers and sums, on results drawn from the ones
+// before them; the second block has
+// all but the lookup.
+Graph RandomGraph(int count, uint64_t seed) {
+  Rng rng(seed, 0);
+  GraphBuilder builder("random", 2, 1, DType::kFloat32);
+  builder.BeginBlock("embed");
+  const TensorId tokens = builder.Input("tokens", {2, 1}, DType::kInt32);
+  const TensorId labels = builder.Input("labels", {2, 1}, DType::kInt32);
+  const TensorId table = builder.Weight("table", {8, 2}, {.stddev = 1}, true);
+  const TensorId weight = builder.Weight("weight", {2, 2}, {.stddev = 1}, true);
+  std::vector<TensorId> made = {
+      builder.Add1("embedding", "lookup", {tokens, table})};
+  builder.BeginBlock("random");
+  for (int i = 0; i < count; ++i) {
+    const auto draw = [&] {
+      return made[rng.Below(static_cast<uint32_t>(made.size()))];
+    };
+    const std::string name = "node." + std::to_string(i);
+    made.push_back(
+        rng.Below(2) == 0
+            ? builder.Add1("add", name, {draw(), draw()}, "bsh,bsh->bsh")
+            : builder.Add1("linear", name, {draw(), weight}, "bsi,oi->bso"));
+  }
+  TensorId sum = made[0];
+  for (size_t i = 1; i < made.size(); ++i) {
+    sum = builder.Add1("add", "sum." + std::to_string(i), {sum, made[i]},
+                       "bsh,bsh->bsh");
+  }
+  return testing::FinishWithLoss(
+      builder, builder.Add1("linear", "head", {sum, table}, "bsi,vi->bsv"),
+      labels);
+}
+
+// By the definition: the nodes behind each operand of each join.
+std::optional<Branches> PlainBranchesOf(const GraphIndex& index, int block) {
+  const Graph& graph = *index.graph;
+  std::map<NodeId, std::set<NodeId>> behind;  // itself included
+  std::optional<Branches> best;
+  int64_t most = 0;
+  for (NodeId id : index.nodes_of_block[static_cast<size_t>(block)]) {
+    std::vector<std::set<NodeId>> sides;
+    for (TensorId operand : graph.node(id).operands) {
+      const NodeId producer = index.producer[operand.index()];
+      if (producer.valid() && graph.node(producer).block == block) {
+        sides.push_back(behind[producer]);
+      }
+    }
+    for (const auto& side : sides) behind[id].insert(side.begin(), side.end());
+    behind[id].insert(id);
+    if (sides.size() != 2) continue;
+    const auto without = [&](size_t one, size_t other, int64_t& layers) {
+      std::vector<NodeId> rest;
+      for (NodeId node : sides[one]) {
+        if (sides[other].contains(node)) continue;
+        rest.push_back(node);
+        layers += graph.node(node).op->op_class != OpClass::kMemory;
+      }
+      return rest;
+    };
+    int64_t left = 0;
+    int64_t right = 0;
+    Branches branches = {without(0, 1, left), without(1, 0, right)};
+    if (std::min(left, right) <= most) continue;
+    most = std::min(left, right);
+    best = std::move(branches);
+  }
+  return best;
+}
+
+TEST(Branches, AreThoseOfTheDefinition) {
+  int found = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    // Few dense layers, or more than a number has bits.
+    const Graph graph = RandomGraph(seed % 3 == 0 ? 300 : 12, seed);
+    const GraphIndex index(graph);
+    const auto branches = BranchesOf(index, 1);
+    const auto plain = PlainBranchesOf(index, 1);
+    ASSERT_EQ(branches.has_value(), plain.has_value()) << seed;
+    if (!plain.has_value()) continue;
+    ++found;
+    EXPECT_EQ(branches->left, plain->left) << seed;
+    EXPECT_EQ(branches->right, plain->right) << seed;
+  }
+  EXPECT_GT(found, 30);
+}
+
+// A chain of thousands of layers beside another.
+TEST(Branches, MayBeLong) {
+  constexpr size_t kLayers = 5'000;
+  GraphBuilder builder("long", 2, 1, DType::kFloat32);
+  builder.BeginBlock("all");
+  const TensorId tokens = builder.Input("tokens", {2, 1}, DType::kInt32);
+  const TensorId labels = builder.Input("labels", {2, 1}, DType::kInt32);
+  const TensorId table = builder.Weight("table", {8, 2}, {.stddev = 1}, true);
+  const TensorId weight = builder.Weight("weight", {2, 2}, {.stddev = 1}, true);
+  const TensorId x = builder.Add1("embedding", "lookup", {tokens, table});
+  TensorId left = x;
+  TensorId right = x;
+  for (size_t i = 0; i < kLayers; ++i) {
+    const std::string number = std::to_string(i);
+    left =
+        builder.Add1("linear", "left." + number, {left, weight}, "bsi,oi->bso");
+    right = builder.Add1("linear", "right." + number, {right, weight},
+                         "bsi,oi->bso");
+  }
+  const TensorId sum =
+      builder.Add1("add", "sum", {left, right}, "bsh,bsh->bsh");
+  const Graph graph = testing::FinishWithLoss(
+      builder, builder.Add1("linear", "head", {sum, table}, "bsi,vi->bsv"),
+      labels);
+  const auto branches = BranchesOf(GraphIndex(graph), 0);
+  ASSERT_TRUE(branches.has_value());
+  EXPECT_EQ(branches->left.size(), kLayers);
+  EXPECT_EQ(branches->right.size(), kLayers);
 }
 
 // Ranks are (dp, dp, tp) of 2 each: the halves are 0-3 and 4-7.

@@ -478,16 +478,5 @@ TEST_F(ConstraintsTest, PlansAreAdaptedToAnotherCluster) {
   EXPECT_TRUE(SameUpToNames(AdaptedPlans(of_two, wide, 1).at(0), old));
 }
 
-// Microbatches keep their samples as nearly as the batch divides: 8 of 4
-// samples are 16 in 64, and 6 in 30 (of 7.5: 10 is farther).
-TEST(ForBatch, MicrobatchesKeepTheirSamples) {
-  Plan plan;
-  plan.microbatches = 8;
-  EXPECT_EQ(ForBatch(plan, 32, 32).microbatches, 8);
-  EXPECT_EQ(ForBatch(plan, 32, 64).microbatches, 16);
-  EXPECT_EQ(ForBatch(plan, 32, 30).microbatches, 6);
-  EXPECT_EQ(ForBatch(plan, 32, 1).microbatches, 1);
-}
-
 }  // namespace
 }  // namespace tessera

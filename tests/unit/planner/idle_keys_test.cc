@@ -76,7 +76,8 @@ TEST(IdleKeys, OfEachKind) {
   for (const char* text :
        {"sp=1", "cp-kind=ring", "cp-balance=zigzag", "etp=2", "tp=2,etp=1",
         "zero-group=2", "prefetch=2", "balance=speed", "tp=2,dp-kind=rooted",
-        "tp=2,bucket=1MB", "tp=2,zero=3,prefetch=2,bucket=1MB",
+        "recompute=none:1", "tp=2,bucket=1MB",
+        "tp=2,zero=3,prefetch=2,bucket=1MB",
         "zero=3,zero-group=1,prefetch=2"}) {
     EXPECT_FALSE(ParseStrategy(text) &&
                  Complete(index, cluster, *ParseStrategy(text)))

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <numeric>
+#include <string>
 
 #include "planner/base/element_count.h"
 #include "planner/io/graph_io.h"
@@ -466,6 +468,27 @@ TEST(Llama, APartOfTheFeaturesIsWarnedOf) {
                                 "turns all features")));
     }
   }
+}
+
+// The key that the file has is named, not one that it leaves to its default.
+TEST(Llama, HeadsOfAnOddSizeCannotTurn) {
+  const auto error = [](std::map<std::string, std::string> values) {
+    ImportOptions options = Options();
+    for (const auto& [key, value] : values) {
+      options.overrides[key] = ParseJson("{\"x\": " + value + "}")->Field("x");
+    }
+    const auto graph = ImportModel(Example("llama-3-8b"), options);
+    return graph ? "none" : graph.error().ToString();
+  };
+  EXPECT_THAT(error({{"head_dim", "241"}}),
+              HasSubstr("head_dim: makes heads of size 241, of which 1 is "
+                        "turned: expected an even number of turned features"));
+  EXPECT_THAT(error({{"hidden_size", "4000"}}),
+              HasSubstr("hidden_size: makes heads of size 125, of which 1 is "
+                        "turned: expected an even number"));
+  EXPECT_THAT(error({{"head_dim", "241"}, {"partial_rotary_factor", "0.5"}}),
+              HasSubstr("partial_rotary_factor: is 0.5 of heads of size 241: "
+                        "expected an even number of turned features"));
 }
 
 TEST(Mistral, HasAWindow) {

@@ -159,6 +159,10 @@ TEST(ParseStrategy, KeysWithoutEffectSayWhatTheyNeed) {
   EXPECT_EQ(error("cp=2,cp-kind=ulysses,cp-balance=zigzag"),
             "cp-balance: has no effect: needs cp of at least 2 and "
             "cp-kind=gather or ring");
+  EXPECT_EQ(error("recompute=none:1"),
+            "recompute: has no effect: needs selective or full where it "
+            "counts layers");
+  EXPECT_EQ(error("recompute=none"), "none");
   const Graph graph = Model("gpt2-tiny", 8, 64);
   const Cluster cluster = *MakeCluster("local-cpu:2");
   EXPECT_EQ(Make(graph, cluster, "tp=2,bucket=1MB").error().ToString(),

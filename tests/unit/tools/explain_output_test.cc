@@ -13,5 +13,14 @@ TEST(ChangeText, SaysPercentAndFromTenTimesOnHowManyTimes) {
   EXPECT_EQ(ChangeText(3760, 1), "3,760 x");
 }
 
+TEST(NothingNearText, NamesTheKindOfThePlan) {
+  EXPECT_EQ(NothingNearText(1),
+            "decisions: no uniform plan is near, since none without a pipeline "
+            "is valid for this cluster and batch");
+  EXPECT_EQ(NothingNearText(4),
+            "decisions: no uniform plan is near, since none that is a pipeline "
+            "is valid for this cluster and batch");
+}
+
 }  // namespace
 }  // namespace tessera

@@ -41,5 +41,25 @@ TEST(StepText, TellsDevicesTogetherWhoseMemoryPrintsAlike) {
   EXPECT_THAT(text, HasSubstr("all: 2 "));
 }
 
+// What takes too long to be priced has neither a time nor bytes.
+TEST(StepJson, IsNullWithoutAPrice) {
+  const Graph graph = testing::MlpGraph(2, 4, 4, 8, 16, 32);
+  const Cluster cluster = *MakeCluster("local-cpu:4");
+  const Plan plan = *PlanFromStrategy(graph, cluster, Strategy());
+  Evaluation evaluation;
+  evaluation.memory.resize(1);
+  evaluation.violations = {"too long to be priced"};
+  const std::string text = StepJson(graph, cluster, plan, evaluation).OneLine();
+  for (const char* field :
+       {"\"step_time_s\": null", "\"tokens_per_s\": null", "\"mfu\": null",
+        "\"peak_bytes\": null", "\"per_device\": []", "\"breakdown\": null",
+        "\"moved_bytes\": null", "\"sources\": null"}) {
+    EXPECT_THAT(text, HasSubstr(field));
+  }
+  evaluation.step_time = {1'000'000};
+  EXPECT_THAT(StepJson(graph, cluster, plan, evaluation).OneLine(),
+              Not(HasSubstr("null")));
+}
+
 }  // namespace
 }  // namespace tessera
