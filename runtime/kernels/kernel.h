@@ -127,11 +127,12 @@ struct Kernel {
 };
 
 // The CPU kernels, one for each row of kernels.def. They compute in fp64 or
-// fp32 by the dtype of the first float tensor of the call, with 16-bit data in
-// fp32: operands are widened and results rounded once (runtime/float16.h), and
-// fp32 results of 16-bit operands (gradients of weights) are not. Optimizer
-// hyper-parameters arrive as attributes: lr, beta1, beta2, epsilon,
-// weight_decay, clip; Adafactor's beta2_decay, epsilon1, epsilon2 and d.
+// fp32 by the dtype of the call's first 16-bit tensor or else its first float
+// one, with 16-bit data in fp32: operands are widened and results rounded once
+// (runtime/float16.h), and fp32 results of 16-bit operands (gradients of
+// weights) are not. Optimizer hyper-parameters arrive as attributes: lr, beta1,
+// beta2, epsilon, weight_decay, clip; Adafactor's beta2_decay, epsilon1,
+// epsilon2 and d.
 std::span<const Kernel> CpuKernels();
 Result<const Kernel*> FindCpuKernel(std::string_view name);
 

@@ -306,7 +306,7 @@ fails 2 "number.json:2:12: is 1e400: expected a number from" simulate \
 fails 2 "batch_norm_groups: has no effect: the model has no batch norm" \
   simulate --model zoo:vgg16 --global-batch 8 --cluster local-cpu:2 \
   --set model.batch_norm_groups=2
-fails 2 "cp-balance=zigzag has no effect: .* has no causal attention" \
+fails 2 "cp-balance=zigzag has no effect: .* has no causal operator 'attention'" \
   simulate --model zoo:resnet-50 --global-batch 8 --cluster local-cpu:2 \
   --strategy cp=2,cp-balance=zigzag
 

@@ -79,7 +79,7 @@ fails 2 "--end-of-text\) has no effect" \
 fails 2 "--mask-token: has no effect" run "${model[@]}" --steps 1 --mask-token 3
 fails 2 "--strategy: cp=2 has no effect: .* has no sequence to split" \
   simulate "${model[@]}" --cluster local-cpu:2 --strategy cp=2
-fails 2 "--strategy: cp-kind=ring has no effect: .* has no attention" \
+fails 2 "--strategy: cp-kind=ring has no effect: .* has no operator 'attention'" \
   simulate --model zoo:resnet-50 --global-batch 8 --cluster local-cpu:2 \
   --strategy cp=2,cp-kind=ring
 
