@@ -91,6 +91,72 @@ TaskView CountedView(const TaskView& view, const GroupClass& where,
   return counted;
 }
 
+// What a kernel works on.
+struct KernelShape {
+  std::optional<IndexRule> rule;  // where that is not the node's
+  std::vector<int64_t> extents;   // of its factors
+  std::vector<DType> operand_dtypes;
+  std::vector<DType> result_dtypes;
+};
+
+// `state`: the kernel writes only what stands behind a coupled operator's
+// operands.
+KernelShape ShapeOfNode(const TaskView& view, const Node& node, bool state) {
+  KernelShape shape;
+  shape.extents.assign(node.rule.factors.size(), 1);
+  const auto read = [&](const std::vector<ValueId>& ids,
+                        const std::vector<Indices>& sides,
+                        std::vector<DType>& dtypes) {
+    TESSERA_CHECK(ids.size() >= sides.size()) << node.name;
+    for (size_t i = 0; i < sides.size(); ++i) {
+      const Value& value = view.value(ids[i]);
+      dtypes.push_back(value.dtype);
+      for (size_t d = 0; d < sides[i].size(); ++d) {
+        shape.extents[sides[i][d]] = LargestExtent(value, *view.group, d);
+      }
+    }
+  };
+  read(view.task->reads, node.rule.operands, shape.operand_dtypes);
+  if (!state) {
+    read(view.task->writes, node.rule.results, shape.result_dtypes);
+  }
+  return shape;
+}
+
+// Of the optimizer's lists: as many tensors as the rule has updated results for
+// each, or for sums the gradients that are read. (Of a factored optimizer's
+// vectors only what is read with these counts, which is little.)
+KernelShape ShapeOfLists(const TaskView& view, const OpDef& op) {
+  const Task& task = *view.task;
+  auto parsed = IndexRule::Parse(op.rule);
+  TESSERA_CHECK(parsed.has_value()) << op.name;
+  KernelShape shape = {*std::move(parsed), {}, {}, {}};
+  const IndexRule& rule = *shape.rule;
+  const size_t updated = rule.results.size();
+  const FactoredKernel* factored = FindFactoredKernel(op.name);
+  const bool reads = op.name == "square_sum" ||
+                     (factored != nullptr && factored->weight_writes > 0);
+  int64_t elements = ElementsOf(view, reads ? task.reads : task.writes);
+  if (MomentsOf(op.name)) elements /= static_cast<int64_t>(updated);
+  if (factored != nullptr) {
+    // One long matrix; where only its sums are read, long along its rows.
+    shape.extents.assign(rule.factors.size(), 1);
+    shape.extents[factored->piece_reads > 0 ? 0 : 1] = elements;
+  } else {
+    shape.extents.assign(rule.factors.size(), elements);
+  }
+  shape.operand_dtypes.assign(rule.operands.size(), DType::kFloat32);
+  if (!task.reads.empty()) {
+    shape.operand_dtypes[0] = view.value(task.reads[0]).dtype;
+  }
+  for (size_t i = 0; i < updated; ++i) {
+    shape.result_dtypes.push_back(i < task.writes.size()
+                                      ? view.value(task.writes[i]).dtype
+                                      : DType::kFloat32);
+  }
+  return shape;
+}
+
 }  // namespace
 
 Pricer::Pricer(const Graph& graph, const Cluster& cluster,
@@ -320,70 +386,18 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
     return query;
   }
 
-  std::vector<DType> operand_dtypes;
-  std::vector<DType> result_dtypes;
-  IndexRule flat;
-  const IndexRule* rule = nullptr;
-  std::vector<int64_t> extents;
-  if (node != nullptr) {
-    rule = &node->rule;
-    extents.assign(rule->factors.size(), 1);
-    // Behind a coupled operator's operands stands its state; the state kernel
-    // writes only that.
-    const auto read = [&](const std::vector<ValueId>& ids,
-                          const std::vector<Indices>& sides,
-                          std::vector<DType>& dtypes) {
-      TESSERA_CHECK(ids.size() >= sides.size()) << node->name;
-      for (size_t i = 0; i < sides.size(); ++i) {
-        const Value& value = view.value(ids[i]);
-        dtypes.push_back(value.dtype);
-        for (size_t d = 0; d < sides[i].size(); ++d) {
-          extents[sides[i][d]] = LargestExtent(value, *view.group, d);
-        }
-      }
-    };
-    read(task.reads, rule->operands, operand_dtypes);
-    if (!state) read(task.writes, rule->results, result_dtypes);
-  } else {
-    auto parsed = IndexRule::Parse(op->rule);
-    TESSERA_CHECK(parsed.has_value()) << op->name;
-    flat = std::move(*parsed);
-    rule = &flat;
-    // The optimizer's lists: as many tensors as the rule has updated results
-    // for each, or for sums the gradients it reads. (Of a factored optimizer's
-    // vectors only what is read with these counts, which is little.)
-    const size_t updated = rule->results.size();
-    const FactoredKernel* factored = FindFactoredKernel(op->name);
-    const bool reads = op->name == "square_sum" ||
-                       (factored != nullptr && factored->weight_writes > 0);
-    int64_t elements = ElementsOf(view, reads ? task.reads : task.writes);
-    if (MomentsOf(op->name)) elements /= static_cast<int64_t>(updated);
-    if (factored != nullptr) {
-      // One long matrix; where only its sums are read, long along its rows.
-      extents.assign(rule->factors.size(), 1);
-      extents[factored->piece_reads > 0 ? 0 : 1] = elements;
-    } else {
-      extents.assign(rule->factors.size(), elements);
-    }
-    operand_dtypes.assign(rule->operands.size(), DType::kFloat32);
-    if (!task.reads.empty()) {
-      operand_dtypes[0] = view.value(task.reads[0]).dtype;
-    }
-    for (size_t i = 0; i < updated; ++i) {
-      result_dtypes.push_back(i < task.writes.size()
-                                  ? view.value(task.writes[i]).dtype
-                                  : DType::kFloat32);
-    }
-  }
+  const KernelShape shape = node != nullptr ? ShapeOfNode(view, *node, state)
+                                            : ShapeOfLists(view, *op);
+  const IndexRule& rule = shape.rule ? *shape.rule : node->rule;
   query.key.name = std::string(fusions_.KernelOf(task));
-  query.key.rule = rule->ToString();
-  query.key.extents = extents;
+  query.key.rule = rule.ToString();
+  query.key.extents = shape.extents;
   query.op_class = state ? OpClass::kMemory : op->op_class;
   const OpCall call = {
-      .rule = rule,
-      .extents = extents,
-      .operand_dtypes = operand_dtypes,
-      .result_dtypes = result_dtypes,
+      .rule = &rule,
+      .extents = shape.extents,
+      .operand_dtypes = shape.operand_dtypes,
+      .result_dtypes = shape.result_dtypes,
       .attributes = node != nullptr
                         ? std::span<const Attribute>(node->attributes)
                         : std::span<const Attribute>()};

@@ -479,6 +479,7 @@ Result<int> RankBeforeTraining(const Options& options,
   if (prints) {
     std::cerr << "tessera: interrupted before the first step" << std::endl;
   }
+  TellLauncher(error);
   return kInterruptedExitCode;
 }
 

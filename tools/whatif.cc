@@ -371,12 +371,19 @@ std::string CommandText(const Options& options) {
   return text;
 }
 
-}  // namespace
+// What the command asks about, and with what.
+struct Question {
+  const Options& options;
+  Scenario scenario;
+  std::vector<Axis> axes;
+  ModelCache& models;
+  GridOptions grid;
+  ReplanOptions replan;
+  bool asks = false;   // more than what a step takes
+  bool alone = false;  // one thing, which has no other answer beside it
+};
 
-Result<int> RunWhatif(const Options& options) {
-  TESSERA_RETURN_IF_ERROR(CheckFlags(options));
-  TESSERA_TRY(Scenario scenario, ScenarioOf(options));
-  TESSERA_TRY(const std::vector<Axis> axes, AxesOf(options, scenario));
+Result<void> CheckCells(const Options& options, const std::vector<Axis>& axes) {
   size_t cells = 1;
   for (const Axis& axis : axes) {
     cells *= axis.values.size();
@@ -385,138 +392,156 @@ Result<int> RunWhatif(const Options& options) {
         "asks for more than " + std::to_string(kMostCells) + " cells",
         "--vary");
   }
-  TESSERA_RETURN_IF_ERROR(CheckPlanFiles(options, cells));
-  TESSERA_TRY(const std::optional<ProfileDb> profile,
-              ReadProfiles(options.profiles));
-  ModelCache models;
-  TESSERA_TRY(const std::optional<Plan> plan,
-              ReadGridPlan(options, scenario, models));
+  return CheckPlanFiles(options, cells);
+}
 
+GridOptions GridOf(const Options& options, const ProfileDb* profile,
+                   const Plan* plan, const ReplanOptions& replan,
+                   ProgressLine& line) {
   GridOptions grid;
   grid.predict.training = options.training;
-  grid.predict.profile = profile ? &*profile : nullptr;
+  grid.predict.profile = profile;
   grid.predict.fast = options.fast;
   grid.predict.sensitivity = options.sensitivity || !options.fast;
   grid.predict.run = {options.tokens, options.checkpoint_every,
                       options.restart_s};
-  ProgressLine line(std::chrono::seconds(10));
   grid.predict.watch = {&CatchInterrupts(),
                         [&](const std::string& text) { line.Show(text); }};
-  const ReplanOptions replan = {.proposals = options.proposals.value_or(0),
-                                .seed = options.seed,
-                                .time_limit = options.time_limit_s.value_or(0)};
   if (options.replan) grid.replan = replan;
-  grid.plan = plan ? &*plan : nullptr;
+  grid.plan = plan;
   grid.keep_plans = !options.plan_output.empty();
   grid.threads = ThreadCount(options.threads);
+  return grid;
+}
 
-  // What was computed is told all the same where plans could not be written.
-  Result<void> written;
+WhatifResult Unanswered(const Question& of) {
+  const Options& options = of.options;
   WhatifResult result;
   result.command = CommandText(options);
-  result.axes = axes;
+  result.axes = of.axes;
   result.replanned = options.replan;
   result.sensitivity = options.sensitivity;
   result.tokens = options.tokens;
   result.days = options.days;
   result.scaling_limit = options.scaling_limit;
   result.weak = options.scaling == "weak";
-  const bool asks = QuestionsOf(options) > 0;
-  // What has no other answer beside it.
-  const bool alone = QuestionsOf(options) == 1 && axes.empty();
-  if (!asks || !axes.empty()) {
-    TESSERA_TRY(result.cells, RunGrid(scenario, axes, grid, models));
-    // Nothing runs: the first reason is the answer.
-    std::vector<const Cell*> all;
-    for (const Cell& cell : result.cells) all.push_back(&cell);
-    if (NoneLaidOut(all)) {
-      return InvalidInput(FirstProblem(axes, result.cells, "be laid out"),
-                          "whatif");
-    }
-    written = WritePlans(options, result.cells);
-  }
-  if (options.jitter > 0) {
-    auto base = MakeCase(scenario, models);
-    if (!base) return AsInput(base.error());
-    const auto shaken = PlanForCell(*base, grid);
-    if (!shaken) return AsInput(shaken.error());
-    result.jitter = JitterOf(*base, *shaken, grid.predict,
-                             {options.jitter, options.samples, options.seed});
-  }
-  if (options.scaling_limit > 0) {
-    TESSERA_TRY(result.scaling, ScalingOf(scenario,
-                                          {.efficiency = options.scaling_limit,
-                                           .weak = result.weak},
-                                          grid, models));
-    const auto& points = result.scaling->points;
-    if (alone && !points.empty() && NoneLaidOut({&points.front().cell})) {
-      return InvalidInput(points.front().cell.problem, "whatif");
-    }
-  }
-  if (!options.cheapest.empty()) {
-    GridOptions own = grid;
-    const bool has_strategy =
-        options.strategy ||
-        std::ranges::any_of(scenario.settings, IsOfStrategy, &Setting::path);
-    if (!has_strategy && options.plan.empty()) own.replan = replan;
-    TESSERA_TRY(result.cheapest, CheapestOf(scenario, Words(options.cheapest),
-                                            options.days, own, models));
-    std::vector<const Cell*> all;
-    for (const Offer& offer : result.cheapest->offers) {
-      all.push_back(&offer.cell);
-    }
-    if (alone && NoneLaidOut(all)) {
-      const Offer& first = result.cheapest->offers.front();
-      return InvalidInput(first.cluster + ": " + first.refused, "whatif");
-    }
-    for (const Offer& offer : result.cheapest->offers) {
-      if (!alone || result.cheapest->best || !GoodPrediction(offer.cell) ||
-          offer.cell.prediction->run->usd) {
-        continue;
-      }
-      return InvalidInput(offer.cluster + ": " + offer.refused, "whatif");
-    }
-  }
-  if (options.fit) {
-    auto base = MakeCase(scenario, models);
-    if (!base) return AsInput(base.error());
-    auto fit = FitOf(*std::move(base), grid);
-    if (!fit) return AsInput(fit.error());
-    result.fit = *std::move(fit);
-  }
-  NoteIdleRestart(options, result);
-  result.interrupted = grid.predict.watch.stopped();
+  return result;
+}
 
+Result<void> AnswerCells(const Question& of, WhatifResult& result) {
+  if (of.asks && of.axes.empty()) return {};
+  TESSERA_TRY(result.cells, RunGrid(of.scenario, of.axes, of.grid, of.models));
+  // Nothing runs: the first reason is the answer.
+  std::vector<const Cell*> all;
+  for (const Cell& cell : result.cells) all.push_back(&cell);
+  if (NoneLaidOut(all)) {
+    return InvalidInput(FirstProblem(of.axes, result.cells, "be laid out"),
+                        "whatif");
+  }
+  return {};
+}
+
+Result<void> AnswerJitter(const Question& of, WhatifResult& result) {
+  if (of.options.jitter == 0) return {};
+  auto base = MakeCase(of.scenario, of.models);
+  if (!base) return AsInput(base.error());
+  const auto shaken = PlanForCell(*base, of.grid);
+  if (!shaken) return AsInput(shaken.error());
+  result.jitter =
+      JitterOf(*base, *shaken, of.grid.predict,
+               {of.options.jitter, of.options.samples, of.options.seed});
+  return {};
+}
+
+Result<void> AnswerScaling(const Question& of, WhatifResult& result) {
+  if (of.options.scaling_limit == 0) return {};
+  TESSERA_TRY(result.scaling, ScalingOf(of.scenario,
+                                        {.efficiency = of.options.scaling_limit,
+                                         .weak = result.weak},
+                                        of.grid, of.models));
+  const auto& points = result.scaling->points;
+  if (of.alone && !points.empty() && NoneLaidOut({&points.front().cell})) {
+    return InvalidInput(points.front().cell.problem, "whatif");
+  }
+  return {};
+}
+
+Result<void> AnswerCheapest(const Question& of, WhatifResult& result) {
+  const Options& options = of.options;
+  if (options.cheapest.empty()) return {};
+  GridOptions own = of.grid;
+  const bool has_strategy =
+      options.strategy ||
+      std::ranges::any_of(of.scenario.settings, IsOfStrategy, &Setting::path);
+  if (!has_strategy && options.plan.empty()) own.replan = of.replan;
+  TESSERA_TRY(result.cheapest, CheapestOf(of.scenario, Words(options.cheapest),
+                                          options.days, own, of.models));
+  if (!of.alone) return {};
+  const std::vector<Offer>& offers = result.cheapest->offers;
+  const auto refused = [](const Offer& offer) {
+    return InvalidInput(offer.cluster + ": " + offer.refused, "whatif");
+  };
+  std::vector<const Cell*> all;
+  for (const Offer& offer : offers) all.push_back(&offer.cell);
+  if (NoneLaidOut(all)) return refused(offers.front());
+  if (result.cheapest->best) return {};
+  const auto unpriced = std::ranges::find_if(offers, [](const Offer& offer) {
+    return GoodPrediction(offer.cell) && !offer.cell.prediction->run->usd;
+  });
+  if (unpriced != offers.end()) return refused(*unpriced);
+  return {};
+}
+
+Result<void> AnswerFit(const Question& of, WhatifResult& result) {
+  if (!of.options.fit) return {};
+  auto base = MakeCase(of.scenario, of.models);
+  if (!base) return AsInput(base.error());
+  auto fit = FitOf(*std::move(base), of.grid);
+  if (!fit) return AsInput(fit.error());
+  result.fit = *std::move(fit);
+  return {};
+}
+
+// What the answers are about.
+Result<void> Name(const Question& of, WhatifResult& result) {
   // Parts that fail or are slow may be in larger cells alone.
-  Scenario plain = scenario;
+  Scenario plain = of.scenario;
   plain.failed.clear();
   plain.slow.clear();
-  TESSERA_TRY(const Case base, MakeCase(plain, models));
+  TESSERA_TRY(const Case base, MakeCase(plain, of.models));
   result.model = base.graph->name;
   // Offers stand in for a cluster.
-  result.cluster = options.cheapest.empty() || !result.cells.empty()
+  result.cluster = of.options.cheapest.empty() || !result.cells.empty()
                        ? base.cluster.name
-                       : options.cheapest;
-  if (!options.output.empty()) {
-    TESSERA_RETURN_IF_ERROR(
-        WriteFileAtomically(options.output, WhatifReport(result)));
-  }
+                       : of.options.cheapest;
+  return {};
+}
+
+void Print(const Options& options, const WhatifResult& result) {
   if (options.json) {
     std::cout << WhatifJson(result).ToString() << "\n";
-  } else if (options.csv) {
+    return;
+  }
+  if (options.csv) {
     // The table has no place for them.
     for (const std::string& note : NoteLines(result)) {
       std::cerr << "tessera: note: " << note << std::endl;
     }
     std::cout << WhatifCsv(result);
-  } else {
-    std::cout << WhatifText(result);
-    std::cout << PlanFilesText(result.cells);
-    if (!options.output.empty()) {
-      std::cout << "\n  report: " << options.output << "\n";
-    }
+    return;
   }
-  TESSERA_RETURN_IF_ERROR(written);
+  std::cout << WhatifText(result);
+  std::cout << PlanFilesText(result.cells);
+  if (!options.output.empty()) {
+    std::cout << "\n  report: " << options.output << "\n";
+  }
+}
+
+// Whether the answer, which is printed, is one.
+Result<void> CheckAnswer(const Question& of, const WhatifResult& result) {
+  const auto infeasible = [](std::string why) {
+    return Error{ErrorCode::kInfeasible, std::move(why), "whatif"};
+  };
   if (result.interrupted) {
     return Error{ErrorCode::kInterrupted, "interrupted; what was done is above",
                  "whatif"};
@@ -524,24 +549,69 @@ Result<int> RunWhatif(const Options& options) {
   // One plan that does not fit is `simulate`'s answer, too.
   const bool any_runs = std::ranges::any_of(
       result.cells, [](const Cell& cell) { return GoodPrediction(cell); });
-  if (!asks && !any_runs) {
-    const std::string problem = FirstProblem(axes, result.cells, "run");
-    return Error{
-        ErrorCode::kInfeasible,
-        result.cells.size() == 1 ? "the plan cannot run: " + problem : problem,
-        "whatif"};
+  if (!of.asks && !any_runs) {
+    const std::string problem = FirstProblem(of.axes, result.cells, "run");
+    return infeasible(
+        result.cells.size() == 1 ? "the plan cannot run: " + problem : problem);
   }
   if (result.fit && !result.fit->fits) {
-    return Error{ErrorCode::kInfeasible, "the plan does not fit", "whatif"};
+    return infeasible("the plan does not fit");
   }
   if (result.scaling && result.scaling->devices == 0) {
-    return Error{ErrorCode::kInfeasible, "the plan does not run at the start",
-                 "whatif"};
+    return infeasible("the plan does not run at the start");
   }
   if (result.cheapest && !result.cheapest->best) {
-    return Error{ErrorCode::kInfeasible, "none of the clusters is an answer",
-                 "whatif"};
+    return infeasible("none of the clusters is an answer");
   }
+  return {};
+}
+
+}  // namespace
+
+Result<int> RunWhatif(const Options& options) {
+  TESSERA_RETURN_IF_ERROR(CheckFlags(options));
+  TESSERA_TRY(Scenario scenario, ScenarioOf(options));
+  TESSERA_TRY(std::vector<Axis> axes, AxesOf(options, scenario));
+  TESSERA_RETURN_IF_ERROR(CheckCells(options, axes));
+  TESSERA_TRY(const std::optional<ProfileDb> profile,
+              ReadProfiles(options.profiles));
+  ModelCache models;
+  TESSERA_TRY(const std::optional<Plan> plan,
+              ReadGridPlan(options, scenario, models));
+  ProgressLine line(std::chrono::seconds(10));
+  const ReplanOptions replan = {.proposals = options.proposals.value_or(0),
+                                .seed = options.seed,
+                                .time_limit = options.time_limit_s.value_or(0)};
+  const int questions = QuestionsOf(options);
+  const bool alone = questions == 1 && axes.empty();
+  const Question asked = {options,
+                          std::move(scenario),
+                          std::move(axes),
+                          models,
+                          GridOf(options, profile ? &*profile : nullptr,
+                                 plan ? &*plan : nullptr, replan, line),
+                          replan,
+                          questions > 0,
+                          alone};
+
+  WhatifResult result = Unanswered(asked);
+  TESSERA_RETURN_IF_ERROR(AnswerCells(asked, result));
+  // What was computed is told all the same where plans could not be written.
+  const Result<void> written = WritePlans(options, result.cells);
+  TESSERA_RETURN_IF_ERROR(AnswerJitter(asked, result));
+  TESSERA_RETURN_IF_ERROR(AnswerScaling(asked, result));
+  TESSERA_RETURN_IF_ERROR(AnswerCheapest(asked, result));
+  TESSERA_RETURN_IF_ERROR(AnswerFit(asked, result));
+  NoteIdleRestart(options, result);
+  result.interrupted = asked.grid.predict.watch.stopped();
+  TESSERA_RETURN_IF_ERROR(Name(asked, result));
+  if (!options.output.empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        WriteFileAtomically(options.output, WhatifReport(result)));
+  }
+  Print(options, result);
+  TESSERA_RETURN_IF_ERROR(written);
+  TESSERA_RETURN_IF_ERROR(CheckAnswer(asked, result));
   return 0;
 }
 

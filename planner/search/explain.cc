@@ -417,6 +417,41 @@ std::string RecomputationText(const GraphIndex& index, const Plan& plan) {
          layers;
 }
 
+// ", optimizer of 28% of the parameters on the host".
+std::string PartlyOffloadedText(const GraphIndex& index, const Plan& plan) {
+  constexpr std::pair<std::string_view, MemoryTier WeightPlacement::*>
+      kStored[] = {{"optimizer", &WeightPlacement::optimizer_tier},
+                   {"parameters", &WeightPlacement::parameter_tier},
+                   {"gradients", &WeightPlacement::gradient_tier}};
+  constexpr std::pair<MemoryTier, std::string_view> kPlaces[] = {
+      {MemoryTier::kHost, " on the host"}, {MemoryTier::kFile, " in files"}};
+  std::string text;
+  for (const auto& [what, tier] : kStored) {
+    for (const auto& [place, where] : kPlaces) {
+      int64_t all = 0;
+      int64_t there = 0;
+      for (size_t w = 0; w < plan.weights.size(); ++w) {
+        const int64_t elements = index.weights[w].elements;
+        all += elements;
+        if (plan.weights[w].*tier == place) there += elements;
+      }
+      if (there == 0) continue;
+      text += ", " + std::string(what);
+      if (there < all) {
+        const int64_t percent = std::max<int64_t>(1, 100 * there / all);
+        text += " of " + std::to_string(percent) + "% of the parameters";
+      }
+      text += where;
+    }
+  }
+  if (std::ranges::any_of(plan.ops, [](const OpPlacement& op) {
+        return op.activation_tier != MemoryTier::kDevice;
+      })) {
+    text += ", activations beside the devices";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string TextbookName(const SearchSpace& space, const Plan& plan) {
@@ -483,7 +518,9 @@ std::string TextbookName(const SearchSpace& space, const Plan& plan) {
   } else if (!exact) {
     text += RecomputationText(space.index, plan);
   }
-  if (const std::string offload = OffloadText(s); offload != "none") {
+  if (!exact) {
+    text += PartlyOffloadedText(space.index, plan);
+  } else if (const std::string offload = OffloadText(s); offload != "none") {
     text += ", " + offload;
   }
   if (!exact) text += ", with layers or weights of its own";

@@ -7,8 +7,8 @@
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/stages.h"
-#include "planner/plan/strategy_groups.h"
 #include "planner/search/least_memory.h"
+#include "planner/search/uniform_strategies.h"
 
 namespace tessera {
 namespace {
@@ -25,10 +25,11 @@ constexpr double kUpdatePasses = 2;
 class Offloader {
  public:
   Offloader(const SearchSpace& space, const Objective& objective,
-            const Plan& plan)
+            const Plan& plan, const std::function<bool()>& stop)
       : space_(space),
         objective_(objective),
         plan_(plan),
+        stop_(stop),
         sets_(DeviceSets(plan.groups)),
         weights_(sets_.size()),
         lacks_(sets_.size()) {
@@ -51,6 +52,7 @@ class Offloader {
     for (size_t s = 0; s < sets_.size(); ++s) lacks_[s] = Excess(none, s);
     if (std::ranges::max(lacks_) <= 0) return std::nullopt;
     for (const bool gradients : {false, true}) {
+      if (stop_()) break;
       gradients_ = gradients;
       const std::vector<double> wanted = AsManyAsLack();
       if (wanted.empty()) continue;
@@ -76,7 +78,7 @@ class Offloader {
       const double saved = lacks_[s] - Excess(most->evaluation, s);
       wanted[s] *= saved > 0 ? lacks_[s] / saved : 0;
     }
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < kRounds && !stop_(); ++round) {
       const auto some = Priced(wanted, 0);
       if (!some || some->evaluation.memory.size() != sets_.size()) break;
       if (DevicesFit(some->evaluation)) return wanted;
@@ -96,7 +98,7 @@ class Offloader {
     if (!found || !found->evaluation.feasible()) return std::nullopt;
     double little = 0;
     double enough = 1;
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < kRounds && !stop_(); ++round) {
       const double share = (little + enough) / 2;
       auto some = Priced(wanted, share);
       const bool fits = some && some->evaluation.feasible();
@@ -171,6 +173,7 @@ class Offloader {
   const SearchSpace& space_;
   const Objective& objective_;
   const Plan& plan_;
+  const std::function<bool()>& stop_;
   const std::vector<DeviceSet> sets_;
   std::vector<Bytes> capacity_;               // by set
   std::vector<std::vector<size_t>> weights_;  // by set
@@ -190,9 +193,10 @@ double SecondsOnHost(const SearchSpace& space, Bytes lacks) {
 
 std::optional<FoundPlan> FitByOffloading(const SearchSpace& space,
                                          const Objective& objective,
-                                         Plan plan) {
+                                         const Plan& plan,
+                                         const std::function<bool()>& stop) {
   if (!space.cluster->host) return std::nullopt;
-  return Offloader(space, objective, plan).Run();
+  return Offloader(space, objective, plan, stop).Run();
 }
 
 std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
@@ -202,7 +206,6 @@ std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
                                        Score than,
                                        const std::function<bool()>& stop) {
   if (!space.cluster->host) return {};
-  const Graph& graph = *space.index.graph;
   const bool has_files = space.cluster->host->storage > Bytes{};
   // By how long they take with what they lack on the host, as far as bounds
   // say, and then prices.
@@ -218,9 +221,7 @@ std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
   };
   for (const Strategy& strategy : strategies) {
     if (stop()) return {};
-    const int64_t operators =
-        std::ssize(graph.nodes) * graph.global_batch / SamplesOf(strategy);
-    if (operators > most_operators) continue;
+    if (OperatorsOf(space, strategy) > most_operators) continue;
     const auto guess = [&](const Strategy& of, Objective::Bound bound) {
       return objective.GuessUniform(space.index, of, bound);
     };
@@ -250,7 +251,7 @@ std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
     if (than.feasible && seconds >= than.step_time.seconds()) break;
     auto plan = PlanFromStrategy(space.index, *space.cluster, *strategy);
     if (!plan || !MakeCanonical(space, *plan)) continue;
-    auto found = FitByOffloading(space, objective, *std::move(plan));
+    auto found = FitByOffloading(space, objective, *plan, stop);
     if (!found || !Better(ScoreOf(found->evaluation), than)) continue;
     than = ScoreOf(found->evaluation);
     fitted.insert(fitted.begin(), *std::move(found));

@@ -21,9 +21,12 @@ namespace tessera {
 // `plan` with the optimizer states of some weights on the host, of so few
 // elements as each device set that lacks memory needs; where those of all are
 // not enough, with gradients besides. What the host has no room for is in
-// files. Nothing where that does not make it fit. REQUIRES: it is canonical.
+// files. Nothing where that does not make it fit, and perhaps where `stop` says
+// so. REQUIRES: it is canonical.
 std::optional<FoundPlan> FitByOffloading(const SearchSpace& space,
-                                         const Objective& objective, Plan plan);
+                                         const Objective& objective,
+                                         const Plan& plan,
+                                         const std::function<bool()>& stop);
 
 // Plans fitted so, each better than those behind it and than `than`: of those
 // of `strategies`, which offload nothing, that seem the fastest, `tried` at

@@ -31,11 +31,12 @@ namespace {
 constexpr int kRandomMoves = 64;
 
 // The parts of a time limit after which baselines, bounds of uniform
-// strategies, plans that are fitted, plans of the caller's and orders of
-// actions end.
+// strategies, plans that are fitted, those that offload a part, plans of the
+// caller's and orders of actions end.
 constexpr double kBaselinesEnd = 0.1;
 constexpr double kBoundsEnd = 0.3;
 constexpr double kFittedEnd = 0.6;
+constexpr double kPartlyEnd = 0.65;
 constexpr double kMoreEnd = 0.7;
 constexpr double kOrdersEnd = 0.75;
 // And where nothing else fits, plans that offload: all but what printing takes.
@@ -286,7 +287,6 @@ class StartFinder {
       ReserveAnswer(options_, starts_.ranked[0].plan, clock_);
     }
     AddFitted();
-    fits_ = ScoreOfBest().feasible;
     Offload(kStartEnd);
     AddOther();
     AddUnlike();
@@ -516,15 +516,14 @@ class StartFinder {
   // What would be faster and fits once some of its state leaves the devices.
   void AddPartlyOffloaded() {
     if (starts_.ranked.empty()) return;
-    const Score best = ScoreOfBest();
-    Score than = best;
-    if (fits_) {
+    Score than = ScoreOfBest();
+    if (than.feasible && !Offloads(starts_.ranked[0].plan)) {
       than.step_time = Duration::FromSeconds((1 - kWorthOffloading) *
                                              than.step_time.seconds());
     }
     std::vector<FoundPlan> fitted =
         PartlyOffloaded(space_, allowed_, strategies_, kMostOffloaded,
-                        kMostOperatorsOffloaded, than, After(kMoreEnd));
+                        kMostOperatorsOffloaded, than, After(kPartlyEnd));
     for (size_t i = fitted.size(); i-- > 0;) {
       PutFirst(std::move(fitted[i]));
     }
@@ -613,7 +612,7 @@ class StartFinder {
   // least. Each plan is simulated: those that take long for that are looked at
   // last, where they may be better than what was found.
   void Offload(double end) {
-    if (fits_ || ScoreOfBest().feasible) return;
+    if (ScoreOfBest().feasible) return;
     std::vector<Strategy> all;
     for (const Approach& approach : Approaches()) {
       if (!approach.offloads) continue;
@@ -623,11 +622,11 @@ class StartFinder {
     int64_t above = 0;
     for (const int64_t most : kMostOperators) {
       std::vector<Strategy> some;
-      std::ranges::copy_if(all, std::back_inserter(some),
-                           [&](const Strategy& strategy) {
-                             const int64_t operators = OperatorsOf(strategy);
-                             return above < operators && operators <= most;
-                           });
+      std::ranges::copy_if(
+          all, std::back_inserter(some), [&](const Strategy& strategy) {
+            const int64_t operators = OperatorsOf(space_, strategy);
+            return above < operators && operators <= most;
+          });
       above = most;
       std::vector<std::optional<Score>> bounds(some.size());
       const auto late = After(end);
@@ -649,12 +648,6 @@ class StartFinder {
       TakeBest(promising, count_, end);
     }
     if (!ScoreOfBest().feasible) TakeBest(lacking, 1, end);
-  }
-  // Of every microbatch.
-  int64_t OperatorsOf(const Strategy& strategy) const {
-    const Graph& graph = *space_.index.graph;
-    return std::ssize(graph.nodes) * graph.global_batch /
-           (int64_t{strategy.dp} * strategy.ep * strategy.mbs);
   }
   // Of `strategies` the `count` best, where they are better than all before.
   void TakeBest(const std::vector<Strategy>& strategies, size_t count,
@@ -682,8 +675,7 @@ class StartFinder {
   // The best, in order; behind them the best with a pipeline or without.
   std::vector<Strategy> uniform_;
   Starts starts_;
-  bool fits_ = false;  // something that does not offload
-  Score best_;         // of the baselines, as far as is reported
+  Score best_;  // of the baselines, as far as is reported
   std::mutex reporting_;
   double reported_ = 0;
 };

@@ -6,6 +6,7 @@
 
 #include "planner/base/divide.h"
 #include "planner/plan/recompute.h"
+#include "planner/plan/strategy_groups.h"
 #include "planner/schedule/action_table.h"
 #include "planner/schedule/pipeline_schedule.h"
 
@@ -209,6 +210,11 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space,
     }
   }
   return Spread(strategies);
+}
+
+int64_t OperatorsOf(const SearchSpace& space, const Strategy& strategy) {
+  const Graph& graph = *space.index.graph;
+  return std::ssize(graph.nodes) * graph.global_batch / SamplesOf(strategy);
 }
 
 }  // namespace tessera

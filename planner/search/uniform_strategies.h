@@ -41,4 +41,8 @@ std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy);
 // one shape alone. REQUIRES: WithSamples gave it.
 Strategy WithSchedule(const SearchSpace& space, Strategy strategy);
 
+// Operators of a step, each of every microbatch: what simulating it goes by.
+// REQUIRES: `strategy` is complete.
+int64_t OperatorsOf(const SearchSpace& space, const Strategy& strategy);
+
 }  // namespace tessera

@@ -202,7 +202,6 @@ class Job {
   // Waits until all ranks have ended and returns the exit code.
   int Run(BlockedSignals& signals) {
     std::optional<Clock::time_point> deadline;
-    Clock::time_point interrupted_at;
     for (;;) {
       const int signal = signals.Next();
       if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
@@ -212,11 +211,8 @@ class Job {
         if (interrupt_ == 0) {
           std::cerr << "tessera: ending what is under way; again: at once"
                     << std::endl;
-          interrupt_ = signal;
-          interrupted_at = now;
-          Forward(signal);
-          Forward(SIGCONT);  // a rank that is stopped could not end its step
-        } else if (now - interrupted_at >= kOneInterrupt) {
+          Interrupt(signal);
+        } else if (now - interrupted_at_ >= kOneInterrupt) {
           deadline = now;
         }
       }
@@ -247,6 +243,13 @@ class Job {
   }
 
  private:
+  void Interrupt(int signal) {
+    interrupt_ = signal;
+    interrupted_at_ = Clock::now();
+    Forward(signal);
+    Forward(SIGCONT);  // a rank that is stopped could not end its step
+  }
+
   // Ctrl-Z: the terminal stops this process alone, as ranks have a group of
   // their own.
   void Pause() {
@@ -277,11 +280,11 @@ class Job {
         continue;
       }
       rank.running = false;
-      // One that was told alone, and perhaps had not met the others yet, which
-      // would wait for it.
-      if (interrupt_ == 0 && !told_others_ && IsInterrupted(rank.status)) {
-        told_others_ = true;
-        Forward(SIGTERM);
+      // Others would wait for one that was told alone before it met them, and
+      // says so. Those that have met end together.
+      ReadReports();
+      if (interrupt_ == 0 && IsInterrupted(rank.status) && HasSpoken(r)) {
+        Interrupt(SIGTERM);
       }
       if (killed_ || !Failed(rank.status) || IsInterrupted(rank.status)) {
         continue;
@@ -300,6 +303,12 @@ class Job {
     while (read(errors_.get(), &report, sizeof(report)) == sizeof(report)) {
       reports_.push_back(report);
     }
+  }
+
+  bool HasSpoken(size_t r) const {
+    return std::ranges::any_of(reports_, [&](const Report& report) {
+      return report.rank == static_cast<int>(r);
+    });
   }
 
   // One line. A rank that was killed could not speak, but its peers saw in
@@ -389,7 +398,7 @@ class Job {
   std::optional<size_t> first_failed_;
   bool killed_ = false;
   int interrupt_ = 0;  // the first signal
-  bool told_others_ = false;
+  Clock::time_point interrupted_at_;
 };
 
 }  // namespace

@@ -29,13 +29,13 @@ inline constexpr std::chrono::seconds kOneInterrupt(1);
 // names the rank, how it ended and why, and the code is 1, or 2 where all ranks
 // but those that were only told of it ended with 2 (bad input). SIGINT, SIGTERM
 // and, unless it is ignored, SIGHUP are passed on, and ranks that end for it
-// return kInterruptedExitCode (where one was told alone, so are the others); a
-// second one, kOneInterrupt later, kills them.
-// The code is then that, too, if none failed. One that comes before all ranks
-// are started kills those that are, and so does `stop`, unless it is null,
-// which a handler of this process has set before: kInterrupted. Ctrl-Z
-// (SIGTSTP) stops the ranks too, until this process goes on. When this process
-// is killed, so are the ranks.
+// return kInterruptedExitCode; a second one, kOneInterrupt later, kills them.
+// The code is then that, too, if none failed. Where one ends so that was told
+// alone, and says it (TellLauncher), since the others would wait for it, they
+// are told, too. A signal that comes before all ranks are started kills those
+// that are, and so does `stop`, unless it is null, which a handler of this
+// process has set before: kInterrupted. Ctrl-Z (SIGTSTP) stops the ranks too,
+// until this process goes on. When this process is killed, so are the ranks.
 //
 // Ranks begin with these signals blocked, so that one which comes before they
 // can tell how they end waits until they unblock it.

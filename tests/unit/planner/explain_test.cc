@@ -310,6 +310,25 @@ TEST(Explain, SaysInHowManyLayersWorkIsDoneAgain) {
               HasSubstr(", partial recomputation in "));
 }
 
+TEST(Explain, SaysHowMuchIsOffloaded) {
+  const Graph graph = MlpGraph(6, 32, 16, 64, 64, 64);
+  const Cluster cluster = Made("dgx-a100-80gb:1");
+  const SearchSpace space(graph, cluster);
+  Plan plan = *PlanFromStrategy(space.index, cluster,
+                                Parsed("dp=8,zero=1,offload=optimizer:host"));
+  EXPECT_THAT(TextbookName(space, plan), HasSubstr(", optimizer on the host"));
+  const int64_t moved = space.index.weights[0].elements;
+  int64_t all = 0;
+  for (const auto& weight : space.index.weights) all += weight.elements;
+  for (WeightPlacement& weight : plan.weights) {
+    weight.optimizer_tier = MemoryTier::kDevice;
+  }
+  plan.weights[0].optimizer_tier = MemoryTier::kFile;
+  EXPECT_THAT(TextbookName(space, plan),
+              HasSubstr(", optimizer of " + std::to_string(100 * moved / all) +
+                        "% of the parameters in files, with"));
+}
+
 TEST(ChangesBetween, SaysWhatDiffersAndNothingElse) {
   const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
   const Cluster cluster = Made("local-cpu:4");

@@ -109,10 +109,17 @@ TEST(RankOfLaunchTest, Run) {
     _exit(kInterruptedExitCode);
   }
   if (what == "one is told alone") {
-    if (rank == 1) _exit(kInterruptedExitCode);
+    if (rank == 1) {
+      TellLauncher({ErrorCode::kInterrupted, "before it met the others", ""});
+      _exit(kInterruptedExitCode);
+    }
     signal(SIGTERM, [](int) { _exit(kInterruptedExitCode); });
     Unblock(SIGTERM);
     for (;;) pause();
+  }
+  if (what == "all are told alone") {
+    usleep(200'000 * static_cast<useconds_t>(rank));
+    _exit(kInterruptedExitCode);
   }
   if (what == "interrupt once more") {
     signal(SIGTERM, SIG_IGN);
@@ -281,6 +288,14 @@ TEST(LaunchRanksTest, ARankThatEndsAsToldEndsTheOthers) {
   alarm(60);
   const Outcome outcome = Launch(3, "one is told alone");
   alarm(0);
+  EXPECT_EQ(outcome.code, kInterruptedExitCode);
+  EXPECT_EQ(outcome.standard_error, "");
+}
+
+// Those that have met the others end together, each in its time: a signal more
+// would kill them.
+TEST(LaunchRanksTest, RanksThatEndAsToldAreLeftAlone) {
+  const Outcome outcome = Launch(3, "all are told alone");
   EXPECT_EQ(outcome.code, kInterruptedExitCode);
   EXPECT_EQ(outcome.standard_error, "");
 }
