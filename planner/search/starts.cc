@@ -18,6 +18,7 @@
 #include "planner/search/constraints.h"
 #include "planner/search/fit.h"
 #include "planner/search/fit_offload.h"
+#include "planner/search/mixed_plans.h"
 #include "planner/search/ragged.h"
 #include "planner/search/sweep.h"
 #include "planner/search/textbook.h"
@@ -287,6 +288,7 @@ class StartFinder {
       ReserveAnswer(options_, starts_.ranked[0].plan, clock_);
     }
     AddFitted();
+    AddMixed();
     Offload(kStartEnd);
     AddOther();
     AddUnlike();
@@ -471,6 +473,25 @@ class StartFinder {
     for (size_t i = fitted.size(); i-- > 0;) {
       PutFirst(std::move(fitted[i]));
     }
+  }
+
+  // Layers with many parameters split otherwise than the rest.
+  void AddMixed() {
+    // Of many unlike layers each plan takes long to price.
+    if (starts_.ranked.empty() || objective_.EstimatesUniform()) return;
+    std::vector<Plan> bases;
+    const auto add = [&](const Plan& plan) {
+      if (plan.groups.size() > 1 || Offloads(plan)) return;
+      if (std::ranges::find(bases, plan) == bases.end()) bases.push_back(plan);
+    };
+    add(starts_.ranked[0].plan);
+    for (const Baseline& baseline : starts_.all_baselines) add(baseline.plan);
+    std::vector<FoundPlan> mixed =
+        MixedPlans(space_, objective_, bases, After(kFittedEnd));
+    if (!mixed.empty() && Better(ScoreOf(mixed[0].evaluation), ScoreOfBest())) {
+      PutFirst(mixed[0]);
+    }
+    std::ranges::move(mixed, std::back_inserter(starts_.priced));
   }
 
   void AddOther() {

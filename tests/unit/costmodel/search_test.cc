@@ -15,6 +15,7 @@
 #include "planner/search/fit.h"
 #include "planner/search/fit_offload.h"
 #include "planner/search/mcmc.h"
+#include "planner/search/mixed_plans.h"
 #include "planner/search/ragged.h"
 #include "planner/search/sweep.h"
 #include "planner/search/uniform_strategies.h"
@@ -373,6 +374,33 @@ TEST(Starts, OffloadAPartWhereThatIsFaster) {
                   .empty());
   EXPECT_TRUE(
       PartlyOffloaded(space, evaluator, none, 4, 10, Score(), never).empty());
+}
+
+// A recommender's tables are split over all devices, and its layers by samples:
+// faster than either split of all, and what is best comes first.
+TEST(Starts, MixTablesWithDataParallelism) {
+  const Graph graph = Zoo("dlrm", 4096, 1, DType::kFloat32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const auto never = [] { return false; };
+  const std::vector<FoundPlan> mixed = MixedPlans(space, evaluator, {}, never);
+  ASSERT_FALSE(mixed.empty());
+  for (size_t i = 0; i < mixed.size(); ++i) {
+    EXPECT_EQ(mixed[i].evaluation, evaluator.Evaluate(mixed[i].plan));
+    if (i > 0) {
+      EXPECT_FALSE(Better(mixed[i].evaluation, mixed[i - 1].evaluation));
+    }
+  }
+  const FoundPlan& best = mixed[0];
+  EXPECT_TRUE(best.evaluation.feasible());
+  for (const char* text : {"dp=16,mbs=256", "dp=16,mbs=256,zero=3",
+                           "tp=16,mbs=4096", "tp=8,dp=2,mbs=2048"}) {
+    EXPECT_TRUE(
+        Better(best.evaluation, evaluator.Evaluate(Uniform(space, text))))
+        << text;
+  }
+  EXPECT_TRUE(MixedPlans(space, evaluator, {}, [] { return true; }).empty());
 }
 
 // Searches that differ in what they may use: who may use more starts no worse,
