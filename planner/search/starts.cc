@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "planner/base/threads.h"
+#include "planner/plan/axis_roles.h"
 #include "planner/plan/used_part.h"
 #include "planner/search/action_orders.h"
 #include "planner/search/allowed_objective.h"
@@ -110,7 +111,8 @@ std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
 // Uniform plans that give operators what is fixed.
 constexpr size_t kMostGiving = 300;
 
-// Plans of strategies that differ in more than microbatches and the schedule.
+// Plans that give operators a split: of strategies that differ in more than
+// microbatches and the schedule, and others.
 std::vector<Plan> GivingPlans(const SearchSpace& space,
                               const std::vector<Strategy>& strategies,
                               const std::function<bool()>& stop) {
@@ -125,6 +127,22 @@ std::vector<Plan> GivingPlans(const SearchSpace& space,
     if (!seen.insert(ToString(key)).second) continue;
     auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
     if (plan) giving.push_back(*std::move(plan));
+  }
+  // Operators may have degrees that others have no room for: plans that are not
+  // valid as a whole, with tensor parallelism along ever more axes.
+  Plan split = DataParallelPlan(space);
+  if (split.groups.size() != 1) return giving;
+  const DeviceGroup group = split.groups[0];
+  AxisRoles roles;
+  roles.data = group.all_axes();
+  for (size_t a = group.axes.size(); a-- > 0;) {
+    roles.tensor |= AxisSet{1} << a;
+    roles.data &= ~roles.tensor;
+    for (int b = 0; b < std::ssize(space.index.nodes_of_block); ++b) {
+      SetBlock(space.index, b,
+               PlaceBlock(space.index, b, group, GroupId(0), roles), split);
+    }
+    giving.push_back(split);
   }
   return giving;
 }

@@ -624,6 +624,19 @@ TEST(RaggedPlans, ShareBySpeedWhatDevicesDoNotDivide) {
   EXPECT_TRUE(Validate(graph, cluster, plans[0].plan).empty());
 }
 
+// A degree of one operator that attention, with its 12 heads, has no room for:
+// no uniform plan gives it.
+TEST(Search, StartsWithADegreeThatNoUniformPlanHas) {
+  const Graph graph = Zoo("gpt2", 32, 128, DType::kBFloat16);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
+  ASSERT_FALSE(PlanFromStrategy(GraphIndex(graph), cluster,
+                                ParseStrategy("tp=16").value()));
+  const double free = StartOn(graph, cluster, {});
+  const double fixed =
+      StartOn(graph, cluster, {.fix = {{.text = "lm_head=tp:16"}}});
+  EXPECT_LT(fixed, 2 * free);
+}
+
 // No uniform plan has two stages.
 TEST(Search, StartsWithTwoZeroStagesThatAreFixed) {
   const Graph graph = Gpt2(16);
