@@ -74,9 +74,14 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided,
     // Where it is slower without shared links than the fastest with them, it is
     // known without alone.
     const bool at_least = fastest.confirmed && !baseline.confirmed;
+    // Percents of several times are hard to read.
+    const std::string longer =
+        decided.margin < 1
+            ? FormatPercent(decided.margin) + " longer than"
+            : FormatNumber(1 + decided.margin) + " times as long as";
     margin = "the best baseline, " + baseline.kind + ", takes " +
-             (at_least ? "at least " : "") + FormatPercent(decided.margin) +
-             " longer than the fastest plan found (" +
+             (at_least ? "at least " : "") + longer +
+             " the fastest plan found (" +
              FormatTime(fastest.measured.value_or(fastest.time())) + ")";
     if (decided.band) {
       margin += decided.margin < decided.band->median ? ", no more" : ", more";

@@ -20,6 +20,16 @@ std::string Count(int64_t n, std::string_view one, std::string_view plural) {
   return std::to_string(n) + " " + std::string(n == 1 ? one : plural);
 }
 
+// " for 28% of the parameters"; nothing of all of them.
+std::string ShareText(int64_t count, int64_t total, std::string_view what) {
+  if (count == total) return "";
+  const int64_t percent = (100 * count + total / 2) / total;
+  const std::string share = percent == 0     ? "less than 1"
+                            : percent == 100 ? "more than 99"
+                                             : std::to_string(percent);
+  return " for " + share + "% of the " + std::string(what);
+}
+
 // "device 3", "devices 0-7", "devices 0, 4, 8", "devices 0, 4, 8, … (16)".
 // `numbers` are ascending, each once.
 std::string NumbersText(std::string_view what,
@@ -449,17 +459,13 @@ class Describer {
       static constexpr std::string_view kWhat[] = {
           "", "optimizer state", "optimizer state and gradients",
           "optimizer state, gradients and parameters"};
-      const int64_t percent = (100 * count + total / 2) / total;
       text_ +=
           "ZeRO-" + std::to_string(stage) + ": " + std::string(kWhat[stage]) +
           " cut over " + std::to_string(shards) +
           (replicas == 1
                ? ""
                : ", each shard on " + std::to_string(replicas) + " ranks") +
-          (percent == 100
-               ? ""
-               : " for " + std::to_string(percent) + "% of the parameters") +
-          "\n";
+          ShareText(count, total, "parameters") + "\n";
     }
     if (rooted > 1) {
       text_ += "one rank of " + std::to_string(rooted) +
@@ -502,13 +508,9 @@ class Describer {
       for (const auto& [tier, share] : shares) total += share;
       for (const auto& [tier, share] : shares) {
         if (tier == MemoryTier::kDevice) continue;
-        const int64_t percent = (100 * share + total / 2) / total;
         text_ += std::string(what) + " on the " +
                  (tier == MemoryTier::kHost ? "host" : "file tier") +
-                 (percent == 100 ? ""
-                                 : " for " + std::to_string(percent) +
-                                       "% of the " + std::string(of)) +
-                 "\n";
+                 ShareText(share, total, of) + "\n";
       }
     };
     line("optimizer state and its step", "parameters", optimizer);

@@ -438,8 +438,10 @@ std::string PartlyOffloadedText(const GraphIndex& index, const Plan& plan) {
       if (there == 0) continue;
       text += ", " + std::string(what);
       if (there < all) {
-        const int64_t percent = std::max<int64_t>(1, 100 * there / all);
-        text += " of " + std::to_string(percent) + "% of the parameters";
+        const int64_t percent = 100 * there / all;
+        text += " of " +
+                (percent == 0 ? "less than 1" : std::to_string(percent)) +
+                "% of the parameters";
       }
       text += where;
     }

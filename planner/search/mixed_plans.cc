@@ -77,15 +77,6 @@ bool IsWorthMixing(const std::vector<Unit>& units) {
 // How blocks may be split: by block its placements, none where that is not so.
 using Splits = std::vector<std::vector<OpPlacement>>;
 
-Splits SplitsOf(const SearchSpace& space, const Plan& base) {
-  Splits splits;
-  for (const auto& nodes : space.index.nodes_of_block) {
-    std::vector<OpPlacement>& ops = splits.emplace_back();
-    for (NodeId node : nodes) ops.push_back(base.ops[node.index()]);
-  }
-  return splits;
-}
-
 // As tensor parallelism along these axes of the group splits them, and as data
 // parallelism along the others.
 Splits TensorSplits(const SearchSpace& space, const Plan& base,
@@ -108,10 +99,11 @@ Splits ColumnSplits(const SearchSpace& space, const Plan& base) {
   const GraphIndex& index = space.index;
   const Graph& graph = *index.graph;
   const DeviceGroup& group = base.groups[0];
-  Splits splits = SplitsOf(space, base);
-  for (size_t b = 0; b < splits.size(); ++b) {
-    for (size_t i = 0; i < splits[b].size(); ++i) {
-      const NodeId id = index.nodes_of_block[b][i];
+  Splits splits;
+  for (const std::vector<NodeId>& nodes : index.nodes_of_block) {
+    std::vector<OpPlacement>& ops = splits.emplace_back();
+    for (const NodeId id : nodes) {
+      OpPlacement& op = ops.emplace_back(base.ops[id.index()]);
       const Node& node = graph.node(id);
       const auto weight =
           std::ranges::find_if(node.operands, [&](TensorId operand) {
@@ -131,7 +123,6 @@ Splits ColumnSplits(const SearchSpace& space, const Plan& base) {
       if (column == of_weight.rend()) continue;
       const auto factor = static_cast<size_t>(*column);
       const int64_t extent = index.Extent(id, factor, graph.global_batch);
-      OpPlacement& op = splits[b][i];
       AxisSet& columns = op.axes[factor];
       for (size_t a = 0; a < group.axes.size(); ++a) {
         const AxisSet with = columns | AxisSet{1} << a;
@@ -154,15 +145,14 @@ class Mixer {
     const DeviceGroup& group = like.groups[0];
     const AxisSet all = group.all_axes();
     const AxisSet within = AxesWithinNode(*space_.cluster, group);
-    ways_ = {SplitsOf(space_, like), ColumnSplits(space_, like),
+    ways_ = {Splits(), ColumnSplits(space_, like),
              TensorSplits(space_, like, all)};
     if (within != 0 && within != all) {
       ways_.push_back(TensorSplits(space_, like, within));
     }
   }
 
-  // For each unit which way it is split: `ways_` but the first, which leaves a
-  // unit as the base has it.
+  // For each unit the way it is split, from 1 on; 0: as the base has it.
   using Choice = std::vector<size_t>;
 
   size_t ways() const { return ways_.size(); }
@@ -229,7 +219,7 @@ class Mixer {
   const Objective& objective_;
   const std::vector<Unit>& units_;
   const std::function<bool()>& stop_;
-  std::vector<Splits> ways_;
+  std::vector<Splits> ways_;  // but the first
 };
 
 // Data parallelism with as few microbatches as may be, and more.
@@ -257,7 +247,7 @@ std::vector<FoundPlan> MixedPlans(const SearchSpace& space,
                                   std::span<const Plan> bases,
                                   const std::function<bool()>& stop) {
   std::vector<Unit> units = UnitsOf(space);
-  if (!IsWorthMixing(units)) return {};
+  if (space.devices() == 1 || !IsWorthMixing(units)) return {};
   units.resize(std::min(units.size(), kMostUnits));
   std::vector<Plan> all = DataParallel(space);
   if (all.empty()) return {};

@@ -329,6 +329,34 @@ TEST(Explain, SaysHowMuchIsOffloaded) {
                         "% of the parameters in files, with"));
 }
 
+// Shares that round to none or to all are neither.
+TEST(Describe, SaysOfHowManyParameters) {
+  const Graph graph = MlpGraph(6, 32, 16, 64, 64, /*vocabulary=*/2);
+  const Cluster cluster = Made("dgx-a100-80gb:1");
+  const SearchSpace space(graph, cluster);
+  Plan plan = *PlanFromStrategy(space.index, cluster, Parsed("dp=8"));
+  size_t smallest = 0;
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    if (space.index.weights[w].elements <
+        space.index.weights[smallest].elements) {
+      smallest = w;
+    }
+  }
+  plan.weights[smallest].optimizer_tier = MemoryTier::kHost;
+  EXPECT_THAT(Describe(graph, cluster, plan),
+              HasSubstr("its step on the host for less than 1% of the "
+                        "parameters\n"));
+  for (WeightPlacement& weight : plan.weights) {
+    weight.optimizer_tier = MemoryTier::kHost;
+  }
+  EXPECT_THAT(Describe(graph, cluster, plan),
+              HasSubstr("its step on the host\n"));
+  plan.weights[smallest].optimizer_tier = MemoryTier::kDevice;
+  EXPECT_THAT(Describe(graph, cluster, plan),
+              HasSubstr("its step on the host for more than 99% of the "
+                        "parameters\n"));
+}
+
 TEST(ChangesBetween, SaysWhatDiffersAndNothingElse) {
   const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
   const Cluster cluster = Made("local-cpu:4");
