@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "planner/plan/work_shares.h"
 #include "planner/search/allowed_objective.h"
 #include "planner/search/found_plan.h"
+#include "planner/search/mixed_plans.h"
 #include "planner/search/ragged.h"
 #include "planner/search/search_clock.h"
 #include "planner/search/sweep.h"
@@ -53,8 +55,8 @@ ClusterSubset First(const std::vector<size_t>& ranks, size_t count) {
   return part;
 }
 
-// The best plan of the part that is uniform, or where the batch is no multiple
-// of its devices data parallel, where it takes less time than `best`.
+// The best plan of the part that is uniform, or mixed, or where the batch is no
+// multiple of its devices data parallel, where it takes less time than `best`.
 std::optional<FoundPlan> BestOn(const Graph& graph, const Cluster& part,
                                 const Cluster* whole, Duration best,
                                 const SearchClock& clock,
@@ -65,6 +67,8 @@ std::optional<FoundPlan> BestOn(const Graph& graph, const Cluster& part,
                             Evaluator::kMostInSearch, whole);
   const auto stop = [&] { return clock.StoppedOrPast(1); };
   std::vector<FoundPlan> plans = RaggedPlans(space, evaluator, stop);
+  std::ranges::move(MixedPlans(space, evaluator, {}, stop),
+                    std::back_inserter(plans));
   const SweepResult swept =
       Sweep(space, AllowedObjective(space, evaluator), UniformStrategies(space),
             1, ThreadCount(options.threads), stop, nullptr,

@@ -246,8 +246,10 @@ std::vector<FoundPlan> MixedPlans(const SearchSpace& space,
                                   const Objective& objective,
                                   std::span<const Plan> bases,
                                   const std::function<bool()>& stop) {
+  // Of many unlike layers each plan takes long to price.
+  if (space.devices() == 1 || objective.EstimatesUniform()) return {};
   std::vector<Unit> units = UnitsOf(space);
-  if (space.devices() == 1 || !IsWorthMixing(units)) return {};
+  if (!IsWorthMixing(units)) return {};
   units.resize(std::min(units.size(), kMostUnits));
   std::vector<Plan> all = DataParallel(space);
   if (all.empty()) return {};

@@ -495,8 +495,7 @@ class StartFinder {
 
   // Layers with many parameters split otherwise than the rest.
   void AddMixed() {
-    // Of many unlike layers each plan takes long to price.
-    if (starts_.ranked.empty() || objective_.EstimatesUniform()) return;
+    if (starts_.ranked.empty()) return;
     std::vector<Plan> bases;
     const auto add = [&](const Plan& plan) {
       if (plan.groups.size() > 1 || Offloads(plan)) return;

@@ -1018,7 +1018,7 @@ TEST(PlanFromStrategy, WhatAModelLacksIsNotSplit) {
   EXPECT_EQ(error(images, "cp=2"), "none");
   EXPECT_THAT(error(images, "cp=2,cp-kind=ulysses"),
               HasSubstr("cp-kind=ulysses has no effect: resnet-tiny has no "
-                        "attention"));
+                        "operator 'attention'"));
 }
 
 TEST(UniformStrategy, ReadsBackWhatThePlanWasMadeFrom) {

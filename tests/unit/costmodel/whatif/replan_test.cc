@@ -19,7 +19,7 @@ using ::testing::MatchesRegex;
 TEST(Replan, ASearchLooksAtSharedLinksUnlessItIsToBeFast) {
   Scenario scenario;
   scenario.model = ExamplePath("models/gpt2-large/config.json");
-  scenario.cluster = "g5.48xlarge:2";
+  scenario.cluster = "g5.48xlarge:4";
   scenario.global_batch = 64;
   scenario.seq_len = 1024;
   ModelCache models;
