@@ -20,16 +20,6 @@ std::string Count(int64_t n, std::string_view one, std::string_view plural) {
   return std::to_string(n) + " " + std::string(n == 1 ? one : plural);
 }
 
-// " for 28% of the parameters"; nothing of all of them.
-std::string ShareText(int64_t count, int64_t total, std::string_view what) {
-  if (count == total) return "";
-  const int64_t percent = (100 * count + total / 2) / total;
-  const std::string share = percent == 0     ? "less than 1"
-                            : percent == 100 ? "more than 99"
-                                             : std::to_string(percent);
-  return " for " + share + "% of the " + std::string(what);
-}
-
 // "device 3", "devices 0-7", "devices 0, 4, 8", "devices 0, 4, 8, … (16)".
 // `numbers` are ascending, each once.
 std::string NumbersText(std::string_view what,
@@ -580,6 +570,15 @@ class Describer {
 };
 
 }  // namespace
+
+std::string ShareText(int64_t count, int64_t total, std::string_view what) {
+  if (count == total) return "";
+  const int64_t percent = (100 * count + total / 2) / total;
+  const std::string share = percent == 0     ? "less than 1"
+                            : percent == 100 ? "more than 99"
+                                             : std::to_string(percent);
+  return " for " + share + "% of the " + std::string(what);
+}
 
 std::string Describe(const Graph& graph, const Cluster& cluster,
                      const Plan& plan) {

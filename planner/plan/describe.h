@@ -4,7 +4,9 @@
 //
 // Functions without state; thread-safe.
 
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/plan/graph_index.h"
@@ -16,6 +18,10 @@ namespace tessera {
 // of equal blocks and how they are split, ZeRO, schedule and microbatches.
 std::string Describe(const Graph& graph, const Cluster& cluster,
                      const Plan& plan);
+
+// Of how much of the whole something is: " for 28% of the parameters", where
+// `what` are "parameters"; empty of all of them. REQUIRES: a positive total.
+std::string ShareText(int64_t count, int64_t total, std::string_view what);
 
 // One thing that two plans have otherwise.
 struct PlanDifference {

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "planner/base/append.h"
+#include "planner/plan/describe.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/strategy_groups.h"
 #include "planner/plan/strategy_text.h"
@@ -417,7 +418,7 @@ std::string RecomputationText(const GraphIndex& index, const Plan& plan) {
          layers;
 }
 
-// ", optimizer of 28% of the parameters on the host".
+// ", optimizer on the host for 28% of the parameters".
 std::string PartlyOffloadedText(const GraphIndex& index, const Plan& plan) {
   constexpr std::pair<std::string_view, MemoryTier WeightPlacement::*>
       kStored[] = {{"optimizer", &WeightPlacement::optimizer_tier},
@@ -436,14 +437,8 @@ std::string PartlyOffloadedText(const GraphIndex& index, const Plan& plan) {
         if (plan.weights[w].*tier == place) there += elements;
       }
       if (there == 0) continue;
-      text += ", " + std::string(what);
-      if (there < all) {
-        const int64_t percent = 100 * there / all;
-        text += " of " +
-                (percent == 0 ? "less than 1" : std::to_string(percent)) +
-                "% of the parameters";
-      }
-      text += where;
+      text += ", " + std::string(what) + std::string(where) +
+              ShareText(there, all, "parameters");
     }
   }
   if (std::ranges::any_of(plan.ops, [](const OpPlacement& op) {

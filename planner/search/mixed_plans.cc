@@ -19,7 +19,8 @@ namespace {
 constexpr double kWorthMixing = 0.03;
 // Units that are looked at.
 constexpr size_t kMostUnits = 64;
-constexpr int kMostMicrobatches = 64;
+// Microbatches of the data parallelism that is mixed; walks go on from there.
+constexpr int kMostMixed = 64;
 
 // Blocks that are split alike.
 struct Unit {
@@ -226,7 +227,7 @@ class Mixer {
 std::vector<Plan> DataParallel(const SearchSpace& space) {
   std::vector<Plan> plans;
   const int64_t batch = space.index.graph->global_batch;
-  for (int m = 1; m <= kMostMicrobatches; m *= 2) {
+  for (int m = 1; m <= kMostMixed; m *= 2) {
     for (const int zero : {1, 0, 3}) {
       Strategy strategy;
       strategy.dp = space.devices();

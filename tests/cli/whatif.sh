@@ -43,7 +43,9 @@ for as in --fast --json --csv; do
     check 'j["cells"][0]["breakdown"] is None'
   fi
 done
-"$tessera" whatif "${long[@]}" --fit >"$work/stdout" 2>/dev/null || true
+code=0
+"$tessera" whatif "${long[@]}" --fit >"$work/stdout" 2>/dev/null || code=$?
+[[ $code == 3 ]] || fail "exit code $code: too long, --fit"
 grep -q "whether it fits is not known: too long to be priced" "$work/stdout" ||
   fail "$(cat "$work/stdout")"
 

@@ -325,8 +325,8 @@ TEST(Explain, SaysHowMuchIsOffloaded) {
   }
   plan.weights[0].optimizer_tier = MemoryTier::kFile;
   EXPECT_THAT(TextbookName(space, plan),
-              HasSubstr(", optimizer of " + std::to_string(100 * moved / all) +
-                        "% of the parameters in files, with"));
+              HasSubstr(", optimizer in files" +
+                        ShareText(moved, all, "parameters") + ", with"));
 }
 
 // Shares that round to none or to all are neither.
