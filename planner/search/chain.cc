@@ -120,8 +120,16 @@ bool Chain::Step() {
   return true;
 }
 
+bool Chain::IsBest() const {
+  if (!shares_links_) {
+    return Better(score(), ScoreOf(bests_.back().evaluation));
+  }
+  const FoundPlan& best = this->best();
+  return (shared_ && !best.shared) || Better(score(), best.score());
+}
+
 void Chain::SeeBest() {
-  if (!Better(score(), OwnScore(bests_.back()))) return;
+  if (!IsBest()) return;
   if (bests_.size() == kMostBests) bests_.erase(bests_.begin());
   bests_.push_back({draft_.plan(), evaluation_, shared_});
   if (evaluation_.feasible()) {

@@ -97,10 +97,9 @@ class Chain {
   const std::vector<TracePoint>& trace() const { return trace_; }
 
  private:
-  // That by which the chain has it for its best.
-  Score OwnScore(const FoundPlan& found) const {
-    return shares_links_ ? found.score() : ScoreOf(found.evaluation);
-  }
+  // Whether the current plan is better than best(): where shared links count, a
+  // time with them than one without, which says less.
+  bool IsBest() const;
   // In units of the start's; the step time, or the overflow while nothing
   // feasible was met.
   double Cost(const Score& score) const;
