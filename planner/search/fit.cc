@@ -4,10 +4,12 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "planner/plan/recompute.h"
 #include "planner/plan/stages.h"
+#include "planner/plan/work_shares.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/least_memory.h"
 
@@ -42,6 +44,33 @@ struct Kind {
   std::vector<double> saved = {};
 };
 
+// Constraints that the plan breaks.
+int Broken(const SearchSpace& space, const Plan& plan) {
+  return space.constraints.Violations(space.index, *space.cluster, plan);
+}
+
+// Runs those layers again of which the constraints want that. False where they
+// do not allow the plan then either.
+bool RunAgainAsFixed(const SearchSpace& space, Plan& plan) {
+  if (Allowed(space, plan)) return true;
+  int broken = Broken(space, plan);
+  const auto [first, last] = Layers(space.index);
+  Plan all = plan;
+  for (int b = first; b < last; ++b) {
+    SetRecompute(space.index, b, RecomputeLevel::kFull, all);
+  }
+  if (Broken(space, all) >= broken) return false;
+  for (int b = first; b < last; ++b) {
+    Plan again = plan;
+    SetRecompute(space.index, b, RecomputeLevel::kFull, again);
+    const int then = Broken(space, again);
+    if (then >= broken) continue;
+    broken = then;
+    plan = std::move(again);
+  }
+  return broken == 0;
+}
+
 class Fitter {
  public:
   Fitter(const SearchSpace& space, const Objective& objective, Plan plan)
@@ -52,6 +81,14 @@ class Fitter {
         sets_(DeviceSets(plan_.groups)) {
     for (const DeviceSet& set : sets_) {
       capacity_.push_back(LeastMemory(*space.cluster, set));
+    }
+    if (space.constraints.empty()) return;
+    const int broken = Broken(space, plan_);
+    const auto [first, last] = Layers(index_);
+    for (int b = first; b < last; ++b) {
+      Plan again = plan_;
+      SetRecompute(index_, b, RecomputeLevel::kFull, again);
+      if (Broken(space, again) > broken) never_again_.insert(b);
     }
   }
 
@@ -128,13 +165,13 @@ class Fitter {
     return 0;
   }
 
-  // The layers of a kind.
+  // The layers of a kind that the constraints let run again.
   std::vector<int> LayersOf(const Kind& kind) const {
     std::vector<int> blocks;
     const auto [first, last] = Layers(index_);
     for (int b = first; b < last; ++b) {
       const auto block = static_cast<size_t>(b);
-      if (!index_.nodes_of_block[block].empty() &&
+      if (!index_.nodes_of_block[block].empty() && !never_again_.contains(b) &&
           (kind.block_class == Kind::kAllLayers ||
            kind.block_class == index_.block_class[block])) {
         blocks.push_back(b);
@@ -262,6 +299,7 @@ class Fitter {
   Plan plan_;
   const std::vector<DeviceSet> sets_;
   std::vector<Bytes> capacity_;
+  std::set<int> never_again_;  // layers that the constraints do not let
 };
 
 // Whether the plan is a pipeline of stages with one group each, of equal
@@ -280,8 +318,10 @@ bool IsPlainPipeline(const GraphIndex& index, const Plan& plan) {
 }
 
 // FLOPs of a stage's forward and backward and of what of it runs again, over
-// those of its forward.
-std::vector<double> WorkPerForward(const GraphIndex& index, const Plan& plan) {
+// those of its forward; those of a device that is slower than the first stage's
+// count for as much more.
+std::vector<double> WorkPerForward(const SearchSpace& space, const Plan& plan) {
+  const GraphIndex& index = space.index;
   std::vector<double> forward(plan.groups.size(), 0);
   std::vector<double> again(plan.groups.size(), 0);
   for (size_t i = 0; i < index.forward_nodes; ++i) {
@@ -289,8 +329,12 @@ std::vector<double> WorkPerForward(const GraphIndex& index, const Plan& plan) {
     forward[stage] += index.node_flops[i];
     if (plan.ops[i].recompute) again[stage] += index.node_flops[i];
   }
+  const auto speed = [&](size_t stage) {
+    return SlowestSpeed(*space.cluster, plan.groups[stage], index.graph->dtype);
+  };
   for (size_t s = 0; s < forward.size(); ++s) {
-    again[s] = forward[s] > 0 ? 3 + again[s] / forward[s] : 3;
+    again[s] = (forward[s] > 0 ? 3 + again[s] / forward[s] : 3) *
+               (speed(0) / speed(s));
   }
   return again;
 }
@@ -392,19 +436,22 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
     fitted.insert(fitted.begin(), std::move(found));
     best = strategy;
   };
-  // False where the strategy gives no plan.
+  // False where the strategy gives no plan that is allowed.
   const auto fit = [&](const Strategy& strategy) {
     auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
-    if (!plan || !MakeCanonical(space, *plan)) return false;
+    if (!plan || !MakeCanonical(space, *plan) ||
+        !RunAgainAsFixed(space, *plan)) {
+      return false;
+    }
     const bool levels = IsPlainPipeline(space.index, *plan);
-    std::vector<double> work = WorkPerForward(space.index, *plan);
+    std::vector<double> work = WorkPerForward(space, *plan);
     for (int round = 0; round < (levels ? kLevelRounds : 1); ++round) {
       Plan candidate = levels ? Levelled(space.index, *plan, work) : *plan;
       if (!MakeCanonical(space, candidate)) break;
       auto found =
           Fitter(space, objective, std::move(candidate)).Run(than, known);
       if (!found || !Allowed(space, found->plan)) break;
-      std::vector<double> then = WorkPerForward(space.index, found->plan);
+      std::vector<double> then = WorkPerForward(space, found->plan);
       all.push_back(*found);
       keep(*std::move(found), strategy);
       if (then == work) break;
