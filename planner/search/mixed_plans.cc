@@ -159,20 +159,22 @@ class Mixer {
   size_t ways() const { return ways_.size(); }
 
   // One way for those units that have most parameters for their work, as many
-  // as is best.
-  Choice BestOf(const Plan& base, size_t way) const {
+  // as is best; nothing where no number of them gives an allowed plan.
+  std::optional<Choice> BestOf(const Plan& base, size_t way) const {
     Choice choice(units_.size(), 0);
     std::optional<FoundPlan> best = With(base, choice);
     Choice some = choice;
     for (size_t& of_unit : some) {
       of_unit = way;
-      if (best) See(base, some, *best, choice);
+      See(base, some, best, choice);
     }
+    if (!best) return std::nullopt;
     return choice;
   }
 
   // Changes the choice unit by unit where that makes the plan better.
-  void Improve(const Plan& base, FoundPlan& best, Choice& choice) const {
+  void Improve(const Plan& base, std::optional<FoundPlan>& best,
+               Choice& choice) const {
     for (size_t u = 0; u < units_.size(); ++u) {
       for (size_t way = 0; way < ways_.size(); ++way) {
         Choice other = choice;
@@ -195,12 +197,14 @@ class Mixer {
   }
 
  private:
-  void See(const Plan& base, const Choice& other, FoundPlan& best,
-           Choice& choice) const {
+  void See(const Plan& base, const Choice& other,
+           std::optional<FoundPlan>& best, Choice& choice) const {
     if (stop_()) return;
     auto found = With(base, other);
-    if (!found || !Better(found->evaluation, best.evaluation)) return;
-    best = *std::move(found);
+    if (!found || (best && !Better(found->evaluation, best->evaluation))) {
+      return;
+    }
+    best = std::move(found);
     choice = other;
   }
 
@@ -260,13 +264,19 @@ std::vector<FoundPlan> MixedPlans(const SearchSpace& space,
   });
   std::vector<FoundPlan> mixed;
   for (size_t way = 1; way < mixer.ways(); ++way) {
-    // What is best for one base is nearly that for the others.
-    Mixer::Choice choice = mixer.BestOf(all[0], way);
+    // What is best for one base is nearly that for the others. Constraints may
+    // rule out the first ones.
+    std::optional<Mixer::Choice> choice;
+    for (const Plan& probe : all) {
+      if (choice || stop()) break;
+      choice = mixer.BestOf(probe, way);
+    }
+    if (!choice) continue;
     std::optional<FoundPlan> best;
     const Plan* base = nullptr;
     for (const Plan& other : all) {
       if (stop()) break;
-      auto found = mixer.With(other, choice);
+      auto found = mixer.With(other, *choice);
       if (!found || (best && !Better(found->evaluation, best->evaluation))) {
         continue;
       }
@@ -275,7 +285,7 @@ std::vector<FoundPlan> MixedPlans(const SearchSpace& space,
     }
     if (!best) continue;
     mixed.push_back(*best);
-    mixer.Improve(*base, *best, choice);
+    mixer.Improve(*base, best, *choice);
     if (best->plan != mixed.back().plan) mixed.push_back(*std::move(best));
   }
   std::ranges::stable_sort(mixed, [](const FoundPlan& a, const FoundPlan& b) {
