@@ -54,14 +54,20 @@ Error NoSuchPart(const Cluster& cluster, std::string_view name) {
   return {ErrorCode::kNotFound, message, ""};
 }
 
-// `cluster` without these vertices and what is left of it that is joined to no
-// device.
-Cluster Without(const Cluster& cluster, std::vector<bool> dropped) {
+// By vertex those that it has links from or to.
+std::vector<std::vector<size_t>> NeighboursOf(const Cluster& cluster) {
   std::vector<std::vector<size_t>> neighbours(cluster.vertices.size());
   for (const Link& link : cluster.links) {
     neighbours[link.from.index()].push_back(link.to.index());
     neighbours[link.to.index()].push_back(link.from.index());
   }
+  return neighbours;
+}
+
+// `cluster` without these vertices and what is left of it that is joined to no
+// device.
+Cluster Without(const Cluster& cluster, std::vector<bool> dropped) {
+  const auto neighbours = NeighboursOf(cluster);
   std::vector<bool> joined(cluster.vertices.size(), false);
   std::vector<size_t> open;
   for (const Device& device : cluster.devices) {
@@ -105,39 +111,54 @@ Cluster Without(const Cluster& cluster, std::vector<bool> dropped) {
   return rest;
 }
 
-// Adds to `dropped` the devices of these nodes and whatever only they need
-// (their switch, bridges and NICs): what would be joined to the network alone.
+// Adds to `dropped` the devices of these nodes and whatever only they need:
+// what is nearer to their devices than to those of other nodes, up to the NICs
+// (their switches, bridges and NICs). A switch where the ways of nodes meet is
+// of the network, and stays.
 void DropNodes(const Cluster& cluster, const std::set<int>& nodes,
                std::vector<bool>& dropped) {
-  std::vector<size_t> open;
+  constexpr int kUnknown = -3;
+  constexpr int kDropped = -2;
+  constexpr int kShared = -1;
+  const auto neighbours = NeighboursOf(cluster);
+  std::vector<int> side(cluster.vertices.size(), kUnknown);  // or a node
+  std::vector<size_t> edge;  // as far from the devices as one another
   for (const Device& device : cluster.devices) {
-    if (!nodes.contains(device.node)) continue;
-    dropped[device.vertex.index()] = true;
-    open.push_back(device.vertex.index());
+    const size_t v = device.vertex.index();
+    side[v] = nodes.contains(device.node) ? kDropped : device.node;
+    edge.push_back(v);
   }
-  // From the devices up to the NICs; a switch that devices of other nodes are
-  // at stays.
-  std::vector<std::vector<size_t>> neighbours(cluster.vertices.size());
-  for (const Link& link : cluster.links) {
-    neighbours[link.from.index()].push_back(link.to.index());
-    neighbours[link.to.index()].push_back(link.from.index());
-  }
-  while (!open.empty()) {
-    const size_t v = open.back();
-    open.pop_back();
-    if (cluster.vertices[v].kind == VertexKind::kNic) continue;
-    for (const size_t next : neighbours[v]) {
-      const VertexKind kind = cluster.vertices[next].kind;
-      if (dropped[next] || kind == VertexKind::kDevice) continue;
-      const bool shared =
-          std::ranges::any_of(neighbours[next], [&](size_t other) {
-            return cluster.vertices[other].kind == VertexKind::kDevice &&
-                   !dropped[other];
-          });
-      if (shared) continue;
-      dropped[next] = true;
-      open.push_back(next);
+  while (!edge.empty()) {
+    std::map<size_t, int> farther;
+    for (const size_t v : edge) {
+      if (cluster.vertices[v].kind == VertexKind::kNic) continue;
+      for (const size_t next : neighbours[v]) {
+        if (side[next] != kUnknown) continue;
+        const auto [at, is_new] = farther.emplace(next, side[v]);
+        if (!is_new && at->second != side[v]) at->second = kShared;
+      }
     }
+    edge.clear();
+    for (const auto& [v, of] : farther) {
+      side[v] = of;
+      edge.push_back(v);
+    }
+  }
+  // Nearest to a dropped node, but where others meet that are farther from it.
+  const auto joins_others = [&](size_t v) {
+    int other = kUnknown;
+    for (const size_t next : neighbours[v]) {
+      if (cluster.vertices[next].kind == VertexKind::kDevice) return false;
+      if (side[next] < 0 || side[next] == other) continue;
+      if (other != kUnknown) return true;
+      other = side[next];
+    }
+    return false;
+  };
+  for (size_t v = 0; v < side.size(); ++v) {
+    if (side[v] != kDropped) continue;
+    const bool is_switch = cluster.vertices[v].kind == VertexKind::kSwitch;
+    if (!is_switch || !joins_others(v)) dropped[v] = true;
   }
 }
 

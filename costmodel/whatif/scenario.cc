@@ -241,7 +241,15 @@ Result<Cluster> LoadFor(const Draft& draft, std::vector<std::string>& notes) {
   }
   const auto devices = std::ranges::count_if(
       cluster.devices, [&](const Device& d) { return d.node < *draft.nodes; });
-  return named(FirstDevices(cluster, static_cast<size_t>(devices)));
+  Cluster fewer = FirstDevices(cluster, static_cast<size_t>(devices));
+  // What was valid can have lost only its ways.
+  if (!Validate(fewer).empty()) {
+    return InvalidInput("the first " + NodesText(fewer) + " of '" +
+                            draft.cluster +
+                            "' reach each other only by way of others",
+                        "nodes");
+  }
+  return named(std::move(fewer));
 }
 
 Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
@@ -695,6 +703,8 @@ Result<Plan> PlanOf(Case& of) {
       continue;
     }
     Cluster used = FirstDevices(of.cluster, dp * replica);
+    // They may reach each other only by way of those that would stand by.
+    if (!Validate(used).empty()) continue;
     auto smaller = PlanOn(used, strategy, of);
     if (!smaller) continue;
     const size_t spare = of.cluster.devices.size() - used.devices.size();

@@ -196,6 +196,51 @@ TEST(Degrade, TheFirstDevicesKeepTheirNodes) {
   EXPECT_FALSE(HasVertex(part, "node2.nvswitch"));
 }
 
+// Nodes of a GPU each whose own switches hang on the network's, without NICs.
+Cluster OnSwitches(int nodes) {
+  Cluster cluster = *MakeCluster("dgx-h100:" + std::to_string(nodes) + "x1");
+  const auto vertex = [&](const std::string& name) {
+    const auto at = std::ranges::find(cluster.vertices, name, &Vertex::name);
+    return VertexId(at - cluster.vertices.begin());
+  };
+  const VertexId leaf = vertex("leaf0");
+  int type = 0;
+  std::erase_if(cluster.links, [&](const Link& link) {
+    if (link.from != leaf && link.to != leaf) return false;
+    type = link.type;
+    return true;
+  });
+  for (int node = 0; node < nodes; ++node) {
+    const VertexId own = vertex("node" + std::to_string(node) + ".nvswitch");
+    cluster.links.push_back({own, leaf, type});
+    cluster.links.push_back({leaf, own, type});
+  }
+  return cluster;
+}
+
+// The switch on which no device is itself is of no node, so that it neither
+// fails with one nor has copies. What nodes are on is as if written by hand: 4
+// vertices of each and the leaf; to and fro the links of a GPU to its switch
+// and bridge, of the bridge to the NIC, and of the switch to the leaf.
+TEST(Degrade, NodesWithoutNicsLeaveTheNetwork) {
+  const Cluster three = OnSwitches(3);
+  ASSERT_TRUE(Validate(three).empty());
+  for (const Cluster& four : {OnSwitches(4), *WithMoreNodes(three, 4)}) {
+    EXPECT_TRUE(Validate(four).empty());
+    EXPECT_EQ(four.vertices.size(), 4U * 4 + 1);
+    EXPECT_EQ(four.links.size(), 4U * 8);
+  }
+  const Cluster two = FirstDevices(three, 2);
+  EXPECT_TRUE(Validate(two).empty());
+  EXPECT_TRUE(HasVertex(two, "leaf0"));
+  EXPECT_FALSE(HasVertex(two, "node2.nvswitch"));
+  Cluster cluster = three;
+  std::vector<std::string> notes;
+  ASSERT_TRUE(Fail({"node0"}, cluster, notes));
+  EXPECT_EQ(cluster.num_nodes(), 2);
+  EXPECT_TRUE(HasVertex(cluster, "leaf0"));
+}
+
 TEST(Fabric, ClassesOfPresets) {
   const auto has = [](const char* name, LinkClass link_class) {
     return ReferenceLink(*MakeCluster(name), link_class).has_value();
