@@ -49,7 +49,11 @@ double MtbfOf(const Cluster& cluster) {
 // What a plan that cannot run has too little of; empty where it lacks none.
 std::string_view LackOf(const Prediction& prediction) {
   if (prediction.memory > prediction.capacity) return "memory capacity";
-  return prediction.evaluation.host_memory.empty() ? "" : "host capacity";
+  // All devices have enough, so what overflows is a host; without a price
+  // nothing is known of memory.
+  const bool host =
+      prediction.priced() && prediction.evaluation.overflow > Bytes{};
+  return host ? "host capacity" : "";
 }
 
 // What most of the step is due to.

@@ -8,12 +8,15 @@
 #include "costmodel/whatif/fabric.h"
 #include "costmodel/whatif/grid.h"
 #include "costmodel/whatif/jitter.h"
+#include "costmodel/whatif/predict.h"
 #include "costmodel/whatif/questions.h"
 #include "costmodel/whatif/sensitivity.h"
+#include "planner/io/cluster_io.h"
 #include "planner/io/importer.h"
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -406,6 +409,44 @@ TEST(Scenario, WhatIsLeftOfAFailureStandsBy) {
   EXPECT_THAT(made.notes.back(), HasSubstr("8 devices stand by"));
 }
 
+// A file's hosts in a chain, 0 - 2 - 1: the first two reach each other through
+// the last alone, so that no case and no plan can be of them.
+TEST(Scenario, DevicesThatNeedOthersOnTheirWayAreNotLeftAlone) {
+  Cluster chain = *MakeCluster("dgx-h100:3x1");
+  const auto vertex = [&](const std::string& name) {
+    const auto at = std::ranges::find(chain.vertices, name, &Vertex::name);
+    return VertexId(at - chain.vertices.begin());
+  };
+  const VertexId leaf = vertex("leaf0");
+  int type = 0;
+  std::erase_if(chain.links, [&](const Link& link) {
+    if (link.from != leaf && link.to != leaf) return false;
+    type = link.type;
+    return true;
+  });
+  chain.vertices.erase(chain.vertices.begin() + leaf.value);
+  for (const char* host : {"node0.nic0", "node1.nic0"}) {
+    chain.links.push_back({vertex(host), vertex("node2.nic0"), type});
+    chain.links.push_back({vertex("node2.nic0"), vertex(host), type});
+  }
+  const std::string path = TempPath("chain.txtpb");
+  ASSERT_TRUE(WriteCluster(path, chain));
+  Scenario scenario = Tiny();
+  scenario.cluster = path;
+  scenario.strategy = "mbs=2";
+  ModelCache models;
+  scenario.settings = {{"nodes", "2"}};
+  const auto made = MakeCase(scenario, models);
+  ASSERT_FALSE(made);
+  EXPECT_THAT(made.error().ToString(), HasSubstr("only by way of others"));
+  // A switch beside the way fails; 64 samples are no three replicas' of 2.
+  scenario.settings = {};
+  scenario.failed = {"node0.nvswitch"};
+  Case failed = *MakeCase(scenario, models);
+  ASSERT_TRUE(PlanOf(failed));
+  EXPECT_EQ(failed.cluster.devices.size(), 1U);
+}
+
 // What failed makes measured collectives slower as --slow would, whoever asks.
 TEST(Scenario, AFailureTakesItsTimeOfMeasuredCollectives) {
   ProfileDb profile;
@@ -453,6 +494,21 @@ TEST(Scenario, AFailureTakesItsTimeOfMeasuredCollectives) {
   };
   options.predict.profile = nullptr;
   EXPECT_LT(by_links(failed), by_links(predicted()) / 3);
+}
+
+// Two ranks on a host's cores: each has enough for itself, the host has not.
+TEST(Scenario, CoresLackTheirHostsMemory) {
+  Scenario scenario = Tiny();
+  scenario.cluster = "local-cpu:2";
+  scenario.strategy = "mbs=2";
+  ModelCache models;
+  Case made = *MakeCase(scenario, models);
+  made.cluster.host->memory = Bytes{1'000'000};
+  const Plan plan = *PlanOf(made);
+  const Prediction prediction = Predict(made, plan, {});
+  EXPECT_FALSE(prediction.evaluation.feasible());
+  EXPECT_LE(prediction.memory, prediction.capacity);
+  EXPECT_EQ(prediction.bottleneck, "host capacity");
 }
 
 // Degrees whose product no number holds do not fit what is left either.
