@@ -100,21 +100,37 @@ void Evaluator::AddStep(const Plan& plan, const TaskGraph& tasks,
   }
   if (result.overflow > Bytes{}) {
     const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-    const auto list = [&](const std::vector<MemoryUse>& memory, MemoryTier tier,
+    const auto list = [&](size_t set, MemoryTier tier,
                           const std::string& where) {
+      result.violations.push_back(
+          "group " + sets[set].name + " holds " + where + "at its peak " +
+          LargestAtPeakText(tasks, graph_, sets[set], tier));
+    };
+    // The devices that lack most; where none does, a host lacks it, which may
+    // be their memory.
+    Bytes most;
+    size_t lacking = sets.size();
+    for (size_t s = 0; s < sets.size(); ++s) {
+      for (const DeviceId device : sets[s].devices) {
+        const DeviceType& type = cluster_.TypeOf(device);
+        const Bytes has = type.shared_memory ? Bytes{} : type.memory;
+        const Bytes lack = result.memory[s].total - has;
+        if (lack <= most) continue;
+        most = lack;
+        lacking = s;
+      }
+    }
+    if (lacking < sets.size()) list(lacking, MemoryTier::kDevice, "");
+    const auto list_fullest = [&](const std::vector<MemoryUse>& memory,
+                                  MemoryTier tier, const std::string& where) {
       const auto fullest = std::max_element(
           memory.begin(), memory.end(),
           [](const auto& a, const auto& b) { return a.total < b.total; });
       if (fullest == memory.end() || fullest->total == Bytes{}) return;
-      const DeviceSet& devices =
-          sets[static_cast<size_t>(fullest - memory.begin())];
-      result.violations.push_back(
-          "group " + devices.name + " holds " + where + "at its peak " +
-          LargestAtPeakText(tasks, graph_, devices, tier));
+      list(static_cast<size_t>(fullest - memory.begin()), tier, where);
     };
-    list(result.memory, MemoryTier::kDevice, "");
-    list(result.host_memory, MemoryTier::kHost, "on the host ");
-    list(result.file_memory, MemoryTier::kFile, "in files ");
+    list_fullest(result.host_memory, MemoryTier::kHost, "on the host ");
+    list_fullest(result.file_memory, MemoryTier::kFile, "in files ");
   }
 }
 

@@ -257,6 +257,33 @@ TEST(Evaluator, CoresCountInTheirHostsMemory) {
               HasSubstr("at its peak 154 MB parameter wte.weight"));
 }
 
+// The group that lacks memory is said, not the one with most bytes,
+// which has just enough.
+TEST(Evaluator, SaysWhatTheGroupHoldsThatLacks) {
+  const Graph graph = Example("gpt2", 64, DType::kFloat32);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:1x1+dgx-a100-40gb:1x1").value();
+  const Plan plan = Uniform(graph, cluster, "pp=2,mbs=1");
+  const auto most = [&] {
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    return evaluator.Evaluate(plan).memory;
+  }();
+  ASSERT_EQ(most.size(), 2u);
+  const size_t larger = most[0].total > most[1].total ? 0 : 1;
+  const size_t smaller = 1 - larger;
+  const auto type = [&](size_t device) -> DeviceType& {
+    return cluster
+        .device_types[static_cast<size_t>(cluster.devices[device].type)];
+  };
+  type(larger).memory = most[larger].total;
+  type(smaller).memory = most[smaller].total - Bytes{1'000'000};
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Evaluation result = evaluator.Explain(plan);
+  const std::string group = "group stage" + std::to_string(smaller);
+  EXPECT_THAT(result.violations,
+              ::testing::ElementsAre(HasSubstr(group + ": needs"),
+                                     HasSubstr(group + " holds at its peak")));
+}
+
 // One measured matrix product: others of up to four times its size either way
 // follow from it, in proportion; the rest stays with the model.
 TEST(Evaluator, CountsItsSources) {
