@@ -200,6 +200,8 @@ std::optional<Angles> AnglesOf(const OnnxConstant& cos,
   const int64_t features = cos.shape[rank - 1];
   const int64_t half = features / 2;
   if (places < 2 || half < 1 || features % 2 != 0) return std::nullopt;
+  // A dimension in front of them may be of none.
+  if (cos.values.empty()) return std::nullopt;
   Rates rates;
   rates.magnitude = cos.values[0];
   if (std::abs(rates.magnitude - 1) < kSameRate) rates.magnitude = 1;

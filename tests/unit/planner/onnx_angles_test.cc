@@ -139,6 +139,8 @@ TEST(OnnxAngles, OthersAreNone) {
   rates = Plain(10000, 16);
   std::swap(rates[3], rates[4]);
   EXPECT_FALSE(Told(rates).has_value());
+  const OnnxConstant none = {{0, 4, 8}, {}, true};
+  EXPECT_FALSE(AnglesOf(none, none).has_value());
 }
 
 }  // namespace
