@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 namespace tessera {
 namespace {
@@ -38,8 +39,10 @@ std::string Scaled(double value, const std::array<Unit, n>& units) {
 std::string FormatNumber(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3g", value);
-  if (!(std::abs(value) >= 1000 && std::abs(value) < 1e15)) return text;
-  std::string digits = FormatFixed(std::strtod(text, nullptr), 0);
+  // 999.5 is 1000 in three digits.
+  const double rounded = std::strtod(text, nullptr);
+  if (!(std::abs(rounded) >= 1000 && std::abs(rounded) < 1e15)) return text;
+  std::string digits = FormatFixed(rounded, 0);
   for (size_t end = digits.size(); end > 3 + (value < 0 ? 1 : 0);) {
     end -= 3;
     digits.insert(end, ",");

@@ -21,7 +21,12 @@ TEST(FormatTest, ChoosesUnitsWithThreeDigits) {
   EXPECT_EQ(FormatNumber(0.125), "0.125");
   EXPECT_EQ(FormatNumber(999), "999");
   EXPECT_EQ(FormatNumber(66123), "66,100");
+  EXPECT_EQ(FormatNumber(999.4), "999");
+  EXPECT_EQ(FormatNumber(999.6), "1,000");
+  EXPECT_EQ(FormatNumber(-999.6), "-1,000");
   EXPECT_EQ(FormatNumber(-1234567), "-1,230,000");
+  EXPECT_EQ(FormatNumber(9.99e14), "999,000,000,000,000");
+  EXPECT_EQ(FormatNumber(1e15), "1e+15");
 }
 
 TEST(FormatTest, WritesSizesExactly) {
