@@ -352,13 +352,18 @@ Result<Graph> BuildCnn(ModelConfig& config, const ImportOptions& options) {
   const Features logits = reader.Layers("", config.Value("layers"),
                                         model.images(), /*inside=*/false);
   TESSERA_RETURN_IF_ERROR(config.Check());
-  if (!logits.flat() || logits.channels != sizes.labels) {
-    config.Wrong("layers", "ends in " + std::to_string(logits.channels) +
-                               (logits.flat() ? " features" : " images") +
+  const auto check = [&](const std::string& path, const Features& ends) {
+    if (ends.flat() && ends.channels == sizes.labels) return;
+    config.Wrong("layers", path + "ends in " + std::to_string(ends.channels) +
+                               (ends.flat() ? " features" : " images") +
                                ": expected one for each of " +
                                std::to_string(sizes.labels) + " labels");
-    return config.Check().error();
+  };
+  check("", logits);
+  for (const Reader::Auxiliary& auxiliary : reader.auxiliary()) {
+    check(auxiliary.name + ": ", auxiliary.logits);
   }
+  TESSERA_RETURN_IF_ERROR(config.Check());
   model.Loss("loss", logits, 1);
   for (const Reader::Auxiliary& auxiliary : reader.auxiliary()) {
     model.Loss(auxiliary.name + ".loss", auxiliary.logits, share);

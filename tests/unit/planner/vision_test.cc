@@ -253,6 +253,11 @@ TEST(VisionModels, ErrorsNameTheLayer) {
               HasSubstr("ends in 7 features: expected one for each of 5"));
   EXPECT_THAT(ErrorOf(Layers(R"({"layer": []})")),
               HasSubstr("unknown key 'layer'"));
+  EXPECT_THAT(ErrorOf(Layers(
+                  R"({"name": "aux", "auxiliary": ["mean", "linear 7"]},
+                     "mean", "classifier")")),
+              HasSubstr("layers: aux: ends in 7 features: expected one for "
+                        "each of 5 labels"));
   // Keys behind the first one in the alphabet are read, too.
   EXPECT_THAT(
       ErrorOf(Layers(
