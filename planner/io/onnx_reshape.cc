@@ -139,7 +139,6 @@ Result<void> Walk::Identity(const OnnxNode& node) {
 }
 
 Result<void> Walk::Flat(const OnnxNode& node) {
-  TESSERA_TRY(Activation x, Computed(node, 0));
   const Shape shape = ShapeOf(In(node, 0));
   int64_t axis = node.Int("axis", 1);
   if (axis < 0) axis += std::ssize(shape);
@@ -150,9 +149,7 @@ Result<void> Walk::Flat(const OnnxNode& node) {
   for (size_t d = 0; d < shape.size(); ++d) {
     flat[static_cast<int64_t>(d) < axis ? 0 : 1] *= shape[d];
   }
-  TESSERA_TRY(x, Relabelled(std::move(x), flat));
-  Set(node, ActivationValue(std::move(x)));
-  return {};
+  return SetReshaped(node, flat);
 }
 
 Result<void> Walk::Reshape(const OnnxNode& node) {

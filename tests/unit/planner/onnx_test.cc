@@ -1502,6 +1502,23 @@ TEST(Onnx, WeightsOfOneNumber) {
   EXPECT_EQ(ParameterCount(graph), 9 + 1 + 8);
 }
 
+// Of constants Flatten makes constants, as Reshape does: of 2^21 elements, too.
+TEST(Onnx, ConstantsAreFlattened) {
+  for (const int64_t features : {6, 1 << 21}) {
+    SCOPED_TRACE(features);
+    const Graph graph = Imported(
+        {.inputs = {InputOf("x", 1, {"n", std::to_string(features)})},
+         .weights = {IntsOf("shape", {1, 2, features / 2}),
+                     WeightOf("w", {features, 3})},
+         .nodes = {NodeOf("ConstantOfShape", "constant", {"shape"}, "c"),
+                   NodeOf("Flatten", "flat", {"c"}, "f"),
+                   NodeOf("Add", "add", {"x", "f"}, "y"),
+                   NodeOf("MatMul", "head", {"y", "w"}, "logits")}},
+        Options(4));
+    EXPECT_EQ(ParameterCount(graph), 3 * features);
+  }
+}
+
 // A layer's one number is its weight, whatever it is called.
 TEST(Onnx, LayersOfOneChannelAreTrained) {
   const auto one = [](const std::string& name, const Shape& dims) {
