@@ -551,26 +551,33 @@ void NameAxes(const GraphIndex& index, Plan& plan) {
     AxisSet sample = 0;
     AxisSet expert = 0;
     AxisSet sequence = 0;
+    AxisSet heads = 0;  // other factors of attention
     AxisSet other = 0;
   };
   std::vector<Use> uses(plan.groups.size());
   for (size_t i = 0; i < plan.ops.size(); ++i) {
     const NodeId id(static_cast<int64_t>(i));
     Use& use = uses[plan.ops[i].group.index()];
+    const bool attention =
+        index.graph->node(id).op->op_class == OpClass::kAttention;
     for (int f = 0; f < kMaxFactors; ++f) {
       const AxisSet axes = plan.ops[i].axes[static_cast<size_t>(f)];
       (f == index.SampleFactor(id)     ? use.sample
        : f == index.ExpertFactor(id)   ? use.expert
        : f == index.SequenceFactor(id) ? use.sequence
+       : attention                     ? use.heads
                                        : use.other) |= axes;
     }
   }
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const Use& use = uses[g];
+    // What splits heads in attention alone, and the sequence elsewhere, is of
+    // context parallelism (Ulysses).
+    const AxisSet tensor = use.other | (use.heads & ~use.sequence);
     std::array<int, 5> numbers = {};
     for (size_t a = 0; a < plan.groups[g].axes.size(); ++a) {
       const AxisSet axis = AxisSet{1} << a;
-      const size_t role = use.other & axis      ? 0
+      const size_t role = tensor & axis         ? 0
                           : use.expert & axis   ? 1
                           : use.sample & axis   ? 2
                           : use.sequence & axis ? 3

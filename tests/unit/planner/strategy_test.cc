@@ -484,6 +484,13 @@ TEST(PlanFromStrategy, UlyssesSplitsHeadsInAttentionOnly) {
   EXPECT_THAT(Describe(graph, cluster, *plan),
               HasSubstr("sequence split 4 (context parallel, attention by "
                         "heads), tensor-parallel 2"));
+  // Heads alone are no tensor parallelism where the axis splits the sequence.
+  Plan named = *plan;
+  for (auto& axis : named.groups[0].axes) axis.name = "none";
+  NameAxes(GraphIndex(graph), named);
+  for (size_t a = 0; a < named.groups[0].axes.size(); ++a) {
+    EXPECT_EQ(named.groups[0].axes[a].name, plan->groups[0].axes[a].name);
+  }
   // Eight heads.
   const auto too_many =
       Make(graph, *MakeCluster("local-cpu:16"), "cp=16,cp-kind=ulysses");
