@@ -1,8 +1,12 @@
 #include "costmodel/whatif/questions.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
+#include <tuple>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "planner/base/append.h"
 #include "planner/base/check.h"
 #include "planner/io/cluster_io.h"
 #include "planner/search/search_space.h"
@@ -12,9 +16,10 @@
 namespace tessera {
 namespace {
 
-constexpr int kParts = 8;     // of a gap, whose ends are looked at
-constexpr size_t kShown = 6;  // changes of one key
-constexpr size_t kPairs = 2;  // and of two
+constexpr int kParts = 8;        // of a gap, whose ends are looked at
+constexpr size_t kShown = 6;     // changes of one key
+constexpr size_t kOffloads = 2;  // of these, of what is offloaded
+constexpr size_t kPairs = 2;     // changes of two
 
 Scenario AtNodes(const Scenario& scenario, const Case& base, int first,
                  int nodes, bool weak) {
@@ -40,6 +45,49 @@ struct Change {
   std::string value;
 };
 
+// Values of "offload" with nothing nearer to the device than the strategy has
+// it: state step by step, what takes most for least time first, each with and
+// without activations. Pairs of changes are to be few enough to simulate.
+std::vector<std::string> OffloadsBeyond(const Strategy& strategy) {
+  constexpr auto kDevice = MemoryTier::kDevice;
+  constexpr auto kHost = MemoryTier::kHost;
+  constexpr auto kFile = MemoryTier::kFile;
+  struct Tiers {
+    MemoryTier optimizer, parameters, gradients;
+  };
+  constexpr Tiers kTiers[] = {
+      {kDevice, kDevice, kDevice}, {kHost, kDevice, kDevice},
+      {kHost, kDevice, kHost},     {kHost, kHost, kHost},
+      {kFile, kFile, kHost},
+  };
+  std::vector<std::string> values;
+  for (const Tiers& tiers : kTiers) {
+    for (const MemoryTier activations : {kDevice, kHost}) {
+      const std::tuple now(strategy.optimizer_tier, strategy.parameter_tier,
+                           strategy.gradient_tier, strategy.activation_tier);
+      const std::tuple then(tiers.optimizer, tiers.parameters, tiers.gradients,
+                            activations);
+      if (now == then || tiers.optimizer < strategy.optimizer_tier ||
+          tiers.parameters < strategy.parameter_tier ||
+          tiers.gradients < strategy.gradient_tier ||
+          activations < strategy.activation_tier) {
+        continue;
+      }
+      std::string value;
+      const auto add = [&](const char* what, MemoryTier tier) {
+        if (tier == kDevice) return;
+        AppendTo(value, ",", what + std::string(NameOf(tier)));
+      };
+      add("optimizer:", tiers.optimizer);
+      add("parameters:", tiers.parameters);
+      add("gradients:", tiers.gradients);
+      add("activations:", activations);
+      values.push_back(std::move(value));
+    }
+  }
+  return values;
+}
+
 std::vector<Change> ChangesOf(const Strategy& strategy, const Case& of) {
   std::vector<Change> changes;
   const auto add = [&](std::string_view key, const std::string& value) {
@@ -64,9 +112,9 @@ std::vector<Change> ChangesOf(const Strategy& strategy, const Case& of) {
     add("tp", std::to_string(strategy.tp * times));
     add("pp", std::to_string(strategy.pp * times));
   }
-  if (of.cluster.host) {
-    add("offload", "optimizer:host");
-    add("offload", "optimizer:host,activations:host");
+  if (!of.cluster.host) return changes;
+  for (const std::string& offload : OffloadsBeyond(strategy)) {
+    add("offload", offload);
   }
   return changes;
 }
@@ -104,12 +152,11 @@ std::vector<Trial> Changed(const std::vector<Trial>& trials, const Case& of) {
   return changed;
 }
 
-// The best `count` of those that fit, fastest first.
-std::vector<std::pair<Trial, Score>> BestOf(const std::vector<Trial>& trials,
-                                            size_t count,
-                                            const SearchSpace& space,
-                                            const Evaluator& evaluator,
-                                            const GridOptions& options) {
+// The best `count` of those that fit, fastest first, and faster than `than`.
+std::vector<std::pair<Trial, Score>> BestOf(
+    const std::vector<Trial>& trials, size_t count, const SearchSpace& space,
+    const Evaluator& evaluator, const GridOptions& options,
+    const std::optional<Score>& than = std::nullopt) {
   const Watch& watch = options.predict.watch;
   std::vector<Strategy> strategies;
   for (const Trial& trial : trials) strategies.push_back(trial.strategy);
@@ -118,8 +165,9 @@ std::vector<std::pair<Trial, Score>> BestOf(const std::vector<Trial>& trials,
     return watch.stopped();
   };
   std::vector<std::pair<Trial, Score>> best;
-  for (const Candidate& candidate :
-       Sweep(space, evaluator, strategies, count, options.threads, stop).best) {
+  for (const Candidate& candidate : Sweep(space, evaluator, strategies, count,
+                                          options.threads, stop, nullptr, than)
+                                        .best) {
     if (!candidate.score.feasible) break;
     const auto found =
         std::ranges::find(trials, candidate.strategy, &Trial::strategy);
@@ -294,13 +342,22 @@ Result<Fit> FitOf(Case of, const GridOptions& options) {
   Trial as_it_is = {*fit.strategy, *strategy, "", "", 0};
   as_it_is.strategy.dp = 0;
   const std::vector<Trial> singles = Changed({as_it_is}, of);
-  auto best = BestOf(singles, kShown, space, evaluator, options);
-  const std::vector<Trial> pairs = Changed(singles, of);
-  const size_t of_one_key = best.size();
-  for (auto& pair : BestOf(pairs, kPairs, space, evaluator, options)) {
-    const bool faster = of_one_key == 0 || Better(pair.second, best[0].second);
-    if (faster) best.push_back(std::move(pair));
+  // Of many ways to offload two, so that there is room for others.
+  std::vector<Trial> kept = singles;
+  const auto offloads = std::ranges::stable_partition(
+      kept, [](const Trial& trial) { return trial.last_key != "offload"; });
+  const std::vector<Trial> offloaded(offloads.begin(), offloads.end());
+  kept.erase(offloads.begin(), offloads.end());
+  auto best = BestOf(offloaded, kOffloads, space, evaluator, options);
+  auto others = BestOf(kept, kShown - best.size(), space, evaluator, options);
+  std::ranges::move(others, std::back_inserter(best));
+  std::optional<Score> fastest;
+  for (const auto& [trial, score] : best) {
+    if (!fastest || Better(score, *fastest)) fastest = score;
   }
+  const std::vector<Trial> pairs = Changed(singles, of);
+  auto faster = BestOf(pairs, kPairs, space, evaluator, options, fastest);
+  std::ranges::move(faster, std::back_inserter(best));
   for (const auto& [trial, score] : best) {
     if (predict.watch.stopped()) break;
     predict.watch.Tell("pricing the changes with which it fits");

@@ -268,6 +268,37 @@ TEST(Fit, WhatFitsAndWhatMakesItFit) {
   EXPECT_TRUE(FitOf(*MakeCase(scenario, models), options)->fits);
 }
 
+// With just the room for what is left where gradients are on the host with the
+// optimizer's state.
+TEST(Fit, GradientsMayGoToTheHostToo) {
+  ModelCache models;
+  Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 8, 32, "mbs=1");
+  GridOptions options;
+  options.predict.fast = true;
+  const auto needed = [&](const std::string& strategy) {
+    Scenario own = scenario;
+    own.strategy = strategy;
+    return FitOf(*MakeCase(own, models), options)->memory_needed.value;
+  };
+  const int64_t on_host = needed("mbs=1,offload=optimizer:host");
+  const int64_t with_gradients =
+      needed("mbs=1,offload=optimizer:host,gradients:host");
+  ASSERT_LT(with_gradients, on_host);
+  scenario.settings = {{"device.memory", std::to_string(with_gradients) + "B"}};
+  const Fit fit = *FitOf(*MakeCase(scenario, models), options);
+  ASSERT_FALSE(fit.fits);
+  int offloads = 0;
+  bool gradients = false;
+  for (const FitChange& change : fit.changes) {
+    if (change.keys != 1 || !change.change.starts_with("offload=")) continue;
+    ++offloads;
+    gradients |= change.change == "offload=optimizer:host,gradients:host";
+    EXPECT_LE(change.memory.value, with_gradients) << change.change;
+  }
+  EXPECT_TRUE(gradients);
+  EXPECT_LE(offloads, 2);  // not one key alone
+}
+
 // The answer is of the plan that is given, not of data parallelism.
 TEST(Fit, IsOfTheGivenPlan) {
   ModelCache models;
