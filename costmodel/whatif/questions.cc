@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
-#include <tuple>
+#include <string_view>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "planner/base/append.h"
@@ -49,39 +49,31 @@ struct Change {
 // it: state step by step, what takes most for least time first, each with and
 // without activations. Pairs of changes are to be few enough to simulate.
 std::vector<std::string> OffloadsBeyond(const Strategy& strategy) {
-  constexpr auto kDevice = MemoryTier::kDevice;
-  constexpr auto kHost = MemoryTier::kHost;
-  constexpr auto kFile = MemoryTier::kFile;
-  struct Tiers {
-    MemoryTier optimizer, parameters, gradients;
+  constexpr std::string_view kState[] = {
+      "",
+      "optimizer:host",
+      "optimizer:host,gradients:host",
+      "optimizer:host,parameters:host,gradients:host",
+      "optimizer:file,parameters:file,gradients:host",
   };
-  constexpr Tiers kTiers[] = {
-      {kDevice, kDevice, kDevice}, {kHost, kDevice, kDevice},
-      {kHost, kDevice, kHost},     {kHost, kHost, kHost},
-      {kFile, kFile, kHost},
-  };
+  constexpr MemoryTier Strategy::*kTiers[] = {
+      &Strategy::optimizer_tier, &Strategy::parameter_tier,
+      &Strategy::gradient_tier, &Strategy::activation_tier};
   std::vector<std::string> values;
-  for (const Tiers& tiers : kTiers) {
-    for (const MemoryTier activations : {kDevice, kHost}) {
-      const std::tuple now(strategy.optimizer_tier, strategy.parameter_tier,
-                           strategy.gradient_tier, strategy.activation_tier);
-      const std::tuple then(tiers.optimizer, tiers.parameters, tiers.gradients,
-                            activations);
-      if (now == then || tiers.optimizer < strategy.optimizer_tier ||
-          tiers.parameters < strategy.parameter_tier ||
-          tiers.gradients < strategy.gradient_tier ||
-          activations < strategy.activation_tier) {
+  for (const std::string_view state : kState) {
+    for (const std::string_view activations : {"", "activations:host"}) {
+      std::string value(state);
+      if (!activations.empty()) AppendTo(value, ",", activations);
+      if (value.empty()) continue;
+      const Strategy then = ParseStrategy("offload=" + value).value();
+      const auto same = [&](auto tier) { return then.*tier == strategy.*tier; };
+      const auto nearer = [&](auto tier) {
+        return then.*tier < strategy.*tier;
+      };
+      if (std::ranges::all_of(kTiers, same) ||
+          std::ranges::any_of(kTiers, nearer)) {
         continue;
       }
-      std::string value;
-      const auto add = [&](const char* what, MemoryTier tier) {
-        if (tier == kDevice) return;
-        AppendTo(value, ",", what + std::string(NameOf(tier)));
-      };
-      add("optimizer:", tiers.optimizer);
-      add("parameters:", tiers.parameters);
-      add("gradients:", tiers.gradients);
-      add("activations:", activations);
       values.push_back(std::move(value));
     }
   }
@@ -343,21 +335,22 @@ Result<Fit> FitOf(Case of, const GridOptions& options) {
   as_it_is.strategy.dp = 0;
   const std::vector<Trial> singles = Changed({as_it_is}, of);
   // Of many ways to offload two, so that there is room for others.
-  std::vector<Trial> kept = singles;
-  const auto offloads = std::ranges::stable_partition(
-      kept, [](const Trial& trial) { return trial.last_key != "offload"; });
-  const std::vector<Trial> offloaded(offloads.begin(), offloads.end());
-  kept.erase(offloads.begin(), offloads.end());
-  auto best = BestOf(offloaded, kOffloads, space, evaluator, options);
-  auto others = BestOf(kept, kShown - best.size(), space, evaluator, options);
-  std::ranges::move(others, std::back_inserter(best));
+  std::vector<Trial> offloads;
+  std::vector<Trial> others;
+  for (const Trial& trial : singles) {
+    (trial.last_key == "offload" ? offloads : others).push_back(trial);
+  }
+  auto best = BestOf(offloads, kOffloads, space, evaluator, options);
+  std::ranges::move(
+      BestOf(others, kShown - best.size(), space, evaluator, options),
+      std::back_inserter(best));
   std::optional<Score> fastest;
   for (const auto& [trial, score] : best) {
     if (!fastest || Better(score, *fastest)) fastest = score;
   }
   const std::vector<Trial> pairs = Changed(singles, of);
-  auto faster = BestOf(pairs, kPairs, space, evaluator, options, fastest);
-  std::ranges::move(faster, std::back_inserter(best));
+  std::ranges::move(BestOf(pairs, kPairs, space, evaluator, options, fastest),
+                    std::back_inserter(best));
   for (const auto& [trial, score] : best) {
     if (predict.watch.stopped()) break;
     predict.watch.Tell("pricing the changes with which it fits");

@@ -364,16 +364,6 @@ class BlockPlacer {
   std::vector<UnusedAxes> too_few_heads_;
 };
 
-// How the nodes of a block use the axes of their group.
-struct AxisUse {
-  AxisSet sample = 0;
-  AxisSet expert = 0;
-  AxisSet sequence = 0;
-  AxisSet heads = 0;  // other factors of attention
-  AxisSet streamed = 0;
-  AxisSet other = 0;
-};
-
 // Of the nodes of a block that are on `group`.
 AxisUse UseOf(const GraphIndex& index, const Plan& plan, int block,
               GroupId group) {
@@ -381,28 +371,32 @@ AxisUse UseOf(const GraphIndex& index, const Plan& plan, int block,
   for (NodeId id : index.nodes_of_block[static_cast<size_t>(block)]) {
     const OpPlacement& placement = plan.ops[id.index()];
     if (placement.group != group) continue;
-    const bool attention =
-        index.graph->node(id).op->op_class == OpClass::kAttention;
-    use.streamed |= placement.streamed;
-    for (int f = 0; f < kMaxFactors; ++f) {
-      const AxisSet axes = placement.axes[static_cast<size_t>(f)];
-      if (axes == 0) continue;
-      (f == index.SampleFactor(id)     ? use.sample
-       : f == index.ExpertFactor(id)   ? use.expert
-       : f == index.SequenceFactor(id) ? use.sequence
-       : attention                     ? use.heads
-                                       : use.other) |= axes;
-    }
+    AddUse(index, id, placement, use);
   }
   return use;
 }
 
-// Those that split the sequence and, in attention alone, heads.
+}  // namespace
+
+void AddUse(const GraphIndex& index, NodeId node, const OpPlacement& placement,
+            AxisUse& use) {
+  const bool attention =
+      index.graph->node(node).op->op_class == OpClass::kAttention;
+  use.streamed |= placement.streamed;
+  for (int f = 0; f < kMaxFactors; ++f) {
+    const AxisSet axes = placement.axes[static_cast<size_t>(f)];
+    if (axes == 0) continue;
+    (f == index.SampleFactor(node)     ? use.sample
+     : f == index.ExpertFactor(node)   ? use.expert
+     : f == index.SequenceFactor(node) ? use.sequence
+     : attention                       ? use.heads
+                                       : use.other) |= axes;
+  }
+}
+
 AxisSet HeadContextAxesOf(const AxisUse& use) {
   return use.heads & use.sequence & ~use.other;
 }
-
-}  // namespace
 
 std::vector<OpPlacement> PlaceBlock(const GraphIndex& index, int block,
                                     const DeviceGroup& group, GroupId group_id,

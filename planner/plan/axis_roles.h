@@ -31,6 +31,23 @@ struct AxisRoles {
   bool operator==(const AxisRoles&) const = default;
 };
 
+// How nodes use the axes of their group.
+struct AxisUse {
+  AxisSet sample = 0;
+  AxisSet expert = 0;
+  AxisSet sequence = 0;
+  AxisSet heads = 0;  // other factors of attention
+  AxisSet streamed = 0;
+  AxisSet other = 0;
+};
+
+// Adds a node's. REQUIRES: all that is added to `use` is on one group.
+void AddUse(const GraphIndex& index, NodeId node, const OpPlacement& placement,
+            AxisUse& use);
+
+// Those that split the sequence and, in attention alone, heads.
+AxisSet HeadContextAxesOf(const AxisUse& use);
+
 // The tensor axes that a dense layer asks for and finds no room for, or the
 // context axes of attention that is to split heads by them.
 struct UnusedAxes {

@@ -12,6 +12,7 @@
 #include "planner/base/format.h"
 #include "planner/base/split.h"
 #include "planner/base/table.h"
+#include "planner/plan/axis_roles.h"
 #include "planner/plan/idle_keys.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy_text.h"
@@ -547,33 +548,14 @@ std::string StrategyText(const GraphIndex& index, const Cluster& cluster,
 }
 
 void NameAxes(const GraphIndex& index, Plan& plan) {
-  struct Use {
-    AxisSet sample = 0;
-    AxisSet expert = 0;
-    AxisSet sequence = 0;
-    AxisSet heads = 0;  // other factors of attention
-    AxisSet other = 0;
-  };
-  std::vector<Use> uses(plan.groups.size());
+  std::vector<AxisUse> uses(plan.groups.size());
   for (size_t i = 0; i < plan.ops.size(); ++i) {
-    const NodeId id(static_cast<int64_t>(i));
-    Use& use = uses[plan.ops[i].group.index()];
-    const bool attention =
-        index.graph->node(id).op->op_class == OpClass::kAttention;
-    for (int f = 0; f < kMaxFactors; ++f) {
-      const AxisSet axes = plan.ops[i].axes[static_cast<size_t>(f)];
-      (f == index.SampleFactor(id)     ? use.sample
-       : f == index.ExpertFactor(id)   ? use.expert
-       : f == index.SequenceFactor(id) ? use.sequence
-       : attention                     ? use.heads
-                                       : use.other) |= axes;
-    }
+    AddUse(index, NodeId(static_cast<int64_t>(i)), plan.ops[i],
+           uses[plan.ops[i].group.index()]);
   }
   for (size_t g = 0; g < plan.groups.size(); ++g) {
-    const Use& use = uses[g];
-    // What splits heads in attention alone, and the sequence elsewhere, is of
-    // context parallelism (Ulysses).
-    const AxisSet tensor = use.other | (use.heads & ~use.sequence);
+    const AxisUse& use = uses[g];
+    const AxisSet tensor = (use.other | use.heads) & ~HeadContextAxesOf(use);
     std::array<int, 5> numbers = {};
     for (size_t a = 0; a < plan.groups[g].axes.size(); ++a) {
       const AxisSet axis = AxisSet{1} << a;

@@ -49,17 +49,21 @@ int Broken(const SearchSpace& space, const Plan& plan) {
   return space.constraints.Violations(space.index, *space.cluster, plan);
 }
 
+Plan WithAllAgain(const GraphIndex& index, Plan plan) {
+  const auto [first, last] = Layers(index);
+  for (int b = first; b < last; ++b) {
+    SetRecompute(index, b, RecomputeLevel::kFull, plan);
+  }
+  return plan;
+}
+
 // Runs those layers again of which the constraints want that. False where they
 // do not allow the plan then either.
 bool RunAgainAsFixed(const SearchSpace& space, Plan& plan) {
   if (Allowed(space, plan)) return true;
   int broken = Broken(space, plan);
   const auto [first, last] = Layers(space.index);
-  Plan all = plan;
-  for (int b = first; b < last; ++b) {
-    SetRecompute(space.index, b, RecomputeLevel::kFull, all);
-  }
-  if (Broken(space, all) >= broken) return false;
+  if (Broken(space, WithAllAgain(space.index, plan)) >= broken) return false;
   for (int b = first; b < last; ++b) {
     Plan again = plan;
     SetRecompute(space.index, b, RecomputeLevel::kFull, again);
@@ -83,6 +87,8 @@ class Fitter {
       capacity_.push_back(LeastMemory(*space.cluster, set));
     }
     if (space.constraints.empty()) return;
+    // Mostly all layers may, which takes one look.
+    if (Broken(space, WithAllAgain(index_, plan_)) == 0) return;
     const int broken = Broken(space, plan_);
     const auto [first, last] = Layers(index_);
     for (int b = first; b < last; ++b) {

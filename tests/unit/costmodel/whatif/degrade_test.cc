@@ -8,6 +8,7 @@
 #include "planner/io/importer.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/cluster_edits.h"
 #include "tests/support/paths.h"
 
 namespace tessera {
@@ -199,21 +200,11 @@ TEST(Degrade, TheFirstDevicesKeepTheirNodes) {
 // Nodes of a GPU each whose own switches hang on the network's, without NICs.
 Cluster OnSwitches(int nodes) {
   Cluster cluster = *MakeCluster("dgx-h100:" + std::to_string(nodes) + "x1");
-  const auto vertex = [&](const std::string& name) {
-    const auto at = std::ranges::find(cluster.vertices, name, &Vertex::name);
-    return VertexId(at - cluster.vertices.begin());
-  };
-  const VertexId leaf = vertex("leaf0");
-  int type = 0;
-  std::erase_if(cluster.links, [&](const Link& link) {
-    if (link.from != leaf && link.to != leaf) return false;
-    type = link.type;
-    return true;
-  });
+  const VertexId leaf = testing::VertexNamed(cluster, "leaf0");
+  const int type = testing::EraseLinksOf(leaf, cluster);
   for (int node = 0; node < nodes; ++node) {
-    const VertexId own = vertex("node" + std::to_string(node) + ".nvswitch");
-    cluster.links.push_back({own, leaf, type});
-    cluster.links.push_back({leaf, own, type});
+    const std::string own = "node" + std::to_string(node) + ".nvswitch";
+    testing::Join(testing::VertexNamed(cluster, own), leaf, type, cluster);
   }
   return cluster;
 }

@@ -15,6 +15,7 @@
 #include "planner/io/importer.h"
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/cluster_edits.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_path.h"
 
@@ -413,21 +414,12 @@ TEST(Scenario, WhatIsLeftOfAFailureStandsBy) {
 // the last alone, so that no case and no plan can be of them.
 TEST(Scenario, DevicesThatNeedOthersOnTheirWayAreNotLeftAlone) {
   Cluster chain = *MakeCluster("dgx-h100:3x1");
-  const auto vertex = [&](const std::string& name) {
-    const auto at = std::ranges::find(chain.vertices, name, &Vertex::name);
-    return VertexId(at - chain.vertices.begin());
-  };
-  const VertexId leaf = vertex("leaf0");
-  int type = 0;
-  std::erase_if(chain.links, [&](const Link& link) {
-    if (link.from != leaf && link.to != leaf) return false;
-    type = link.type;
-    return true;
-  });
+  const VertexId leaf = testing::VertexNamed(chain, "leaf0");
+  const int type = testing::EraseLinksOf(leaf, chain);
   chain.vertices.erase(chain.vertices.begin() + leaf.value);
   for (const char* host : {"node0.nic0", "node1.nic0"}) {
-    chain.links.push_back({vertex(host), vertex("node2.nic0"), type});
-    chain.links.push_back({vertex("node2.nic0"), vertex(host), type});
+    testing::Join(testing::VertexNamed(chain, host),
+                  testing::VertexNamed(chain, "node2.nic0"), type, chain);
   }
   const std::string path = TempPath("chain.txtpb");
   ASSERT_TRUE(WriteCluster(path, chain));
