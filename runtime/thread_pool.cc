@@ -1,5 +1,8 @@
 #include "runtime/thread_pool.h"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
@@ -8,7 +11,6 @@
 
 #include "planner/base/check.h"
 #include "planner/base/start_thread.h"
-#include "planner/base/threads.h"
 
 namespace tessera {
 
@@ -84,7 +86,13 @@ void ThreadPool::For(int64_t n, const std::function<void(int64_t)>& f) {
 }
 
 int HostCores() {
-  return ThreadCount(0);
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return OnlineCores();
+  return std::max(1, CPU_COUNT(&cores));
+}
+
+int OnlineCores() {
+  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
 int ThreadsPerRank(int ranks) {

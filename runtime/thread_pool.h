@@ -30,8 +30,11 @@ class ThreadPool {
   std::unique_ptr<Shared> shared_;  // null with one thread
 };
 
-// On which this process may run.
+// On which this process may run (sched_getaffinity(2)): a launcher, a batch
+// system or a container may have left it some of the host's.
 int HostCores();
+// All that the host has.
+int OnlineCores();
 // The threads of each of `ranks` ranks that share this host's cores: at
 // least 1.
 int ThreadsPerRank(int ranks);

@@ -9,6 +9,7 @@
 #include "runtime/launch/launch.h"
 #include "runtime/thread_pool.h"
 #include "tools/gpu_share.h"
+#include "tools/share_cores.h"
 #include "tools/verb.h"
 
 namespace tessera {
@@ -40,9 +41,17 @@ Result<void> CheckNproc(const Options& options,
 
 }  // namespace
 
+int CoresOf(int ranks) {
+  // Variables that say nonsense are told of when they are read for good.
+  const auto environment = DetectRankEnvironment();
+  const bool bound = environment && *environment && MayBeBound(**environment);
+  return CoresTogether(HostCores(), OnlineCores(), ranks, bound);
+}
+
 int ThreadsOf(const Options& options, int ranks) {
-  return options.threads > 0 ? options.threads
-                             : ThreadsPerRank(std::max(1, ranks));
+  if (options.threads > 0) return options.threads;
+  ranks = std::max(1, ranks);
+  return std::max(1, CoresOf(ranks) / ranks);
 }
 
 RankEnvironment LastRank(int ranks) {

@@ -11,6 +11,9 @@ namespace tessera {
 // loopback_world.h).
 inline constexpr int kMostRanks = 64;
 
+// The cores that the `ranks` ranks of this host have together.
+int CoresOf(int ranks);
+
 // The kernel threads of each of the `ranks` ranks of a host.
 int ThreadsOf(const Options& options, int ranks);
 

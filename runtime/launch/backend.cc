@@ -93,12 +93,10 @@ Result<std::vector<Gpu>> VisibleGpus() {
 }
 
 HostRanks HostRanksOf(const RankEnvironment& environment, int gpus) {
-  const std::string& launcher = environment.launcher;
   return {.rank = environment.local_rank,
           .size = environment.local_size,
           .gpus = gpus,
-          .may_be_bound =
-              launcher == "srun" || launcher == "mpirun" || launcher == "pmi",
+          .may_be_bound = MayBeBound(environment),
           .share = IsSet(kShareGpu)};
 }
 

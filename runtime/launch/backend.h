@@ -42,9 +42,8 @@ struct HostRanks {
   int rank = 0;  // of this host
   int size = 1;
   int gpus = 1;  // that the process sees
-  // Whoever started the ranks may have given each a GPU of its own, so that it
-  // sees one alone: srun --gpus-per-task=1, or a script under mpirun. (NCCL
-  // refuses two ranks on one GPU.)
+  // Each may have a GPU of its own, so that it sees one alone. (NCCL refuses
+  // two ranks on one GPU.)
   bool may_be_bound = false;
   // Several ranks may share a GPU: TESSERA_SHARE_GPU=1, for functional tests.
   bool share = false;

@@ -296,6 +296,11 @@ std::string VariablesOf(const RankEnvironment& environment) {
   return Text(launcher.rank, " and ", launcher.size);
 }
 
+bool MayBeBound(const RankEnvironment& environment) {
+  const std::string& launcher = environment.launcher;
+  return launcher == "srun" || launcher == "mpirun" || launcher == "pmi";
+}
+
 StoreOptions StoreOptionsOf(const RankEnvironment& environment) {
   StoreOptions options;
   options.host = environment.master_host;

@@ -53,6 +53,11 @@ Result<std::optional<RankEnvironment>> DetectRankEnvironment();
 // The variables that say which rank it is: "RANK and WORLD_SIZE".
 std::string VariablesOf(const RankEnvironment& environment);
 
+// Whether who started the ranks may have given each a GPU and cores of its own:
+// srun --gpus-per-task=1 and --cpus-per-task, mpirun --bind-to, or a script
+// under them. torchrun's and our own have all that their host's launcher has.
+bool MayBeBound(const RankEnvironment& environment);
+
 // What Store::Open needs to meet the ranks of `environment`.
 StoreOptions StoreOptionsOf(const RankEnvironment& environment);
 

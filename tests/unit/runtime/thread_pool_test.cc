@@ -1,6 +1,7 @@
 #include "runtime/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -63,6 +64,21 @@ TEST(ThreadPool, SeveralCallers) {
   call(0);
   other.join();
   for (const auto& sum : sums) EXPECT_EQ(sum, 2000 * 28);
+}
+
+TEST(ThreadPool, CoresAreThoseThatTheProcessMayRunOn) {
+  std::thread bound([] {
+    cpu_set_t one;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(one), &one), 0);
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &one)) ++cpu;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    EXPECT_EQ(HostCores(), 1);
+    EXPECT_EQ(OnlineCores(), sysconf(_SC_NPROCESSORS_ONLN));
+  });
+  bound.join();
 }
 
 TEST(ThreadPool, RanksShareTheCores) {
