@@ -23,7 +23,6 @@
 #include "runtime/checkpoint.h"
 #include "runtime/older_checkpoints.h"
 #include "runtime/published_files.h"
-#include "runtime/thread_pool.h"
 #include "runtime/weight_export.h"
 #include "tools/export_config.h"
 #include "tools/gpu_share.h"
@@ -463,7 +462,8 @@ Result<void> ReadInputsForRanks(
   if (!gpu)
     WarnOfOtherThreads(options, ThreadsOf(options, devices), job.inputs);
   if (options.cluster.empty() && !gpu) {
-    ShareCores(job.inputs.cluster, HostCores(), ThreadsOf(options, devices));
+    ShareCores(job.inputs.cluster, CoresOf(devices),
+               ThreadsOf(options, devices));
   } else if (!gpu) {
     WarnOfRunOnCores(options, job.inputs);
   }
@@ -493,8 +493,9 @@ void WarnOfPlan(const Options& options, Job& job) {
 }
 
 // That the ranks can run the job's plan, and have the memory for it, of which
-// so much is files.
-Result<Bytes> CheckPlanRuns(const Options& options, const Job& job) {
+// so much is files on rank 0's host.
+Result<Bytes> CheckPlanRuns(const Options& options, bool one_host,
+                            const Job& job) {
   const Graph& graph = job.inputs.graph;
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);
@@ -502,7 +503,7 @@ Result<Bytes> CheckPlanRuns(const Options& options, const Job& job) {
     return problems[0].At("the plan's tasks");
   }
   TESSERA_RETURN_IF_ERROR(CheckOffloadDirectory(options, job.plan));
-  return CheckMemory(options, job.inputs, job.gpu, job.plan, tasks);
+  return CheckMemory(options, job.inputs, job.gpu, one_host, job.plan, tasks);
 }
 
 // Of weights whose family gives every expert all of its tokens, where the model
@@ -636,7 +637,9 @@ Result<Job> ReadJob(const Options& options,
   const Graph& graph = job.inputs.graph;
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
   WarnOfPlan(options, job);
-  TESSERA_TRY(const Bytes offloaded, CheckPlanRuns(options, job));
+  const bool one_host =
+      !environment || environment->local_size == environment->size;
+  TESSERA_TRY(const Bytes offloaded, CheckPlanRuns(options, one_host, job));
   TESSERA_RETURN_IF_ERROR(CheckGoesOn(stop));
   if (options.check > 0) {
     TESSERA_TRY(job.check, OneRankOf(options, graph, job.plan));

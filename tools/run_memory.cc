@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -53,6 +54,10 @@ Error OutOfMemory(const std::string& what, Bytes needed, Bytes there,
           "out of memory: " + what + " " + FormatBytes(needed) + " of " +
               FormatBytes(there) + "; at the peak a rank holds " + largest,
           where};
+}
+
+Bytes Sum(const std::vector<Bytes>& all) {
+  return std::accumulate(all.begin(), all.end(), Bytes{});
 }
 
 // By how many checkpoints there are more, of at most `most`, when `saves` have
@@ -157,8 +162,8 @@ Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan) {
 }
 
 Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
-                          const std::optional<GpuShare>& gpu, const Plan& plan,
-                          const TaskGraph& tasks) {
+                          const std::optional<GpuShare>& gpu, bool one_host,
+                          const Plan& plan, const TaskGraph& tasks) {
   const Cluster& cluster = inputs.cluster;
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   const auto device_peaks = PeakMemory(tasks);
@@ -179,8 +184,8 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
   const bool of_hosts =
       !options.cluster.empty() || SetsMemoryOf("host", options);
   Bytes memory;  // of this machine
-  Bytes storage;
   std::vector<Bytes> hosts(static_cast<size_t>(cluster.num_nodes()));
+  std::vector<Bytes> disks(hosts.size());
   for (size_t s = 0; s < sets.size(); ++s) {
     for (DeviceId device : sets[s].devices) {
       const DeviceType& type = cluster.TypeOf(device);
@@ -192,12 +197,13 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
                            LargestAtPeakText(tasks, inputs.graph, sets[s]),
                            "group " + sets[s].name);
       }
-      Bytes& host =
-          hosts[static_cast<size_t>(cluster.devices[device.index()].node)];
+      const auto node =
+          static_cast<size_t>(cluster.devices[device.index()].node);
+      Bytes& host = hosts[node];
       host += host_peaks[s].total;
+      disks[node] += files[s].total;
       if (type.shared_memory) host += needed;
       if (!gpu) memory += needed + host_peaks[s].total;
-      storage += files[s].total;
     }
   }
   const Bytes host = *std::ranges::max_element(hosts);
@@ -210,13 +216,15 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
                            : offloaded,
                        "cluster " + cluster.name);
   }
-  if (gpu) memory = host;
+  if (gpu) memory = one_host ? Sum(hosts) : host;
   if (const Bytes free = AvailableMemory(); memory > free) {
     std::string held = largest(device_peaks, MemoryTier::kDevice);
     const std::string offloaded = largest(host_peaks, MemoryTier::kHost);
     if (!offloaded.empty()) held += ", and offloaded " + offloaded;
     return OutOfMemory("the ranks need", memory, free, held, "this machine");
   }
+  const Bytes storage =
+      one_host ? Sum(disks) : *std::ranges::max_element(disks);
   if (storage == Bytes{}) return storage;
   const std::string directory = OffloadDirectory(options);
   if (const auto file = FileTier::Open({.directory = directory}, {}); !file) {
@@ -226,7 +234,8 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
   if (const Bytes free = FreeBytesOf(directory); storage > free) {
     return Error{
         ErrorCode::kInfeasible,
-        "no room in '" + directory + "': the ranks' files need " +
+        "no room in '" + directory + "': the " +
+            (one_host ? "ranks' files" : "files of a host's ranks") + " need " +
             FormatBytes(storage) + " of " + FormatBytes(free) +
             " that are free; --offload-dir DIR is another folder" +
             (StrategyDirectory(options).empty()
@@ -235,7 +244,8 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
             "; at the peak a rank holds " + largest(files, MemoryTier::kFile),
         OffloadDirectorySource(options)};
   }
-  return storage;
+  return one_host ? storage
+                  : disks[static_cast<size_t>(cluster.devices[0].node)];
 }
 
 Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,

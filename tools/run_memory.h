@@ -22,11 +22,11 @@ Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan);
 
 // Out of memory is known before the first step: on the devices and nodes of the
 // cluster that was asked for, on the GPU, if ranks have one, and on this
-// machine, where the ranks of all its nodes run (with GPUs, those of one).
-// What the ranks' files of offloaded state take.
+// machine, where the ranks of all its nodes run if that is so (`one_host`), and
+// else those of one. What files of offloaded state take on rank 0's host.
 Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
-                          const std::optional<GpuShare>& gpu, const Plan& plan,
-                          const TaskGraph& tasks);
+                          const std::optional<GpuShare>& gpu, bool one_host,
+                          const Plan& plan, const TaskGraph& tasks);
 // The same of the one rank of the CPU of --check.
 Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,
                                   const TaskGraph& tasks);
