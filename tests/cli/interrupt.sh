@@ -44,6 +44,23 @@ wait $job || code=$?
 [[ $code == 130 && -s $work/script ]] ||
   fail "exit code $code, or no checkpoint: $(cat "$work/stderr")"
 
+# In --check, while its weights are drawn: the run before it is reported, with
+# its files.
+: >"$work/stdout"
+"$tessera" run "${tiny[@]}" "${text[@]}" --set model.n_embd=768 \
+  --set model.layers=8 --steps 1 --check --trace "$work/trace.json" \
+  >"$work/stdout" 2>"$work/stderr" &
+job=$!
+await_step 1
+kill -INT $job 2>/dev/null
+code=0
+wait $job || code=$?
+[[ $code == 130 && -s $work/trace.json ]] ||
+  fail "exit code $code, or no trace: $(cat "$work/stderr")"
+grep -q "^tessera: --check interrupted after step 0 of 1$" "$work/stderr" ||
+  fail "not interrupted in --check: $(cat "$work/stderr")"
+grep -q "^peak memory" "$work/stdout" || fail "no report: $(cat "$work/stdout")"
+
 # A rank that waits for another one, of its own and in the background, where a
 # shell has it ignore SIGINT.
 for verb in run profile; do
