@@ -27,13 +27,15 @@ struct AddressList {
   }
 };
 
-// 0, or a status of getaddrinfo. `host`: null for all addresses of this host.
-int Resolve(const char* host, int port, AddressList& list) {
+// 0, or a status of getaddrinfo.
+int Resolve(const Endpoint& endpoint, AddressList& list) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV | AI_PASSIVE;  // passive: if host is null
-  return getaddrinfo(host, std::to_string(port).c_str(), &hints, &list.first);
+  hints.ai_flags = AI_NUMERICSERV;
+  return getaddrinfo(endpoint.host.c_str(),
+                     std::to_string(endpoint.port).c_str(), &hints,
+                     &list.first);
 }
 
 // Of a host without an address, by the status. In some clusters a name has one
@@ -48,28 +50,36 @@ Result<Attempt> UnknownHost(const Endpoint& endpoint, int status) {
   return Attempt{FileDescriptor(), std::move(trouble), /*unresolved=*/true};
 }
 
-bool IsLoopback(const sockaddr* address) {
-  if (address->sa_family == AF_INET6) {
-    return IN6_IS_ADDR_LOOPBACK(
-        &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+// 0, where `fd` listens at the address, or why not.
+int ListenAt(const sockaddr* address, socklen_t length, FileDescriptor& fd) {
+  fd = FileDescriptor(
+      socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, /*protocol=*/0));
+  // A port left by an earlier job may still be in TIME_WAIT.
+  const int on = 1;
+  const int off = 0;
+  if (fd.is_open() && address->sa_family == AF_INET6) {
+    // All addresses of IPv6 are those of IPv4 too.
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   }
-  const auto* const v4 = reinterpret_cast<const sockaddr_in*>(address);
-  return address->sa_family == AF_INET &&
-         ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  if (fd.is_open() &&
+      setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+      bind(fd.get(), address, length) == 0 &&
+      listen(fd.get(), SOMAXCONN) == 0) {
+    return 0;
+  }
+  return errno;
 }
 
-// Whether `host` is a loopback address here but another one elsewhere: in
-// Debian's /etc/hosts the host's own name is 127.0.1.1.
-bool IsLoopbackOnlyHere(std::string_view host, const AddressList& list) {
-  const bool everywhere =
-      host == "localhost" || host.starts_with("localhost.") ||
-      host.ends_with(".localhost") || host == "ip6-localhost" ||
-      host.starts_with("127.") || host == "::1";
-  if (everywhere) return false;
-  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
-    if (IsLoopback(a->ai_addr)) return true;
-  }
-  return false;
+int ListenEverywhere(int port, FileDescriptor& fd) {
+  sockaddr_in6 v6 = {};
+  v6.sin6_family = AF_INET6;
+  v6.sin6_port = htons(static_cast<uint16_t>(port));
+  if (ListenAt(reinterpret_cast<sockaddr*>(&v6), sizeof(v6), fd) == 0) return 0;
+  // A host without IPv6.
+  sockaddr_in v4 = {};
+  v4.sin_family = AF_INET;
+  v4.sin_port = htons(static_cast<uint16_t>(port));
+  return ListenAt(reinterpret_cast<sockaddr*>(&v4), sizeof(v4), fd);
 }
 
 // Whether a connection is one to itself, as TCP makes it where nobody listens
@@ -108,37 +118,49 @@ void SetNoDelay(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-Result<Attempt> Listen(const Endpoint& at) {
-  AddressList named, all;
-  int status = Resolve(at.host.c_str(), at.port, named);
-  const bool everywhere = status == 0 && IsLoopbackOnlyHere(at.host, named);
-  if (everywhere) status = Resolve(nullptr, at.port, all);
-  if (status != 0) return UnknownHost(at, status);
-  int error = 0;
-  for (const addrinfo* a = everywhere ? all.first : named.first; a != nullptr;
-       a = a->ai_next) {
-    FileDescriptor fd(
-        socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
-    // A port left by an earlier job may still be in TIME_WAIT.
-    const int on = 1;
-    if (fd.is_open() &&
-        setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-        bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
-        listen(fd.get(), SOMAXCONN) == 0) {
-      return Attempt{std::move(fd), ""};
+bool IsLoopbackName(std::string_view host) {
+  return host == "localhost" || host.starts_with("localhost.") ||
+         host.ends_with(".localhost") || host == "ip6-localhost" ||
+         host.starts_with("127.") || host == "::1";
+}
+
+Result<Attempt> Listen(const Endpoint& at, bool everywhere) {
+  FileDescriptor fd;
+  int error = EADDRNOTAVAIL;
+  if (!everywhere) {
+    AddressList list;
+    const int status = Resolve(at, list);
+    if (status != 0) return UnknownHost(at, status);
+    for (const addrinfo* a = list.first; a != nullptr && error != 0;
+         a = a->ai_next) {
+      error = ListenAt(a->ai_addr, a->ai_addrlen, fd);
     }
-    error = errno;
   }
+  if (error == EADDRNOTAVAIL) error = ListenEverywhere(at.port, fd);
+  if (error == 0) return Attempt{std::move(fd), ""};
   return Unavailable(
       Text("rank 0 cannot serve the job's store at ", at.host, ":", at.port,
            ": ", std::strerror(error),
            error == EADDRINUSE ? "; choose another MASTER_PORT" : ""));
 }
 
+Endpoint OwnEndpoint(int listener, const Endpoint& at) {
+  sockaddr_storage own = {};
+  socklen_t length = sizeof(own);
+  getsockname(listener, reinterpret_cast<sockaddr*>(&own), &length);
+  const auto* const v4 = reinterpret_cast<const sockaddr_in*>(&own);
+  const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(&own);
+  const bool everywhere =
+      own.ss_family == AF_INET6
+          ? IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr)
+          : own.ss_family == AF_INET && v4->sin_addr.s_addr == INADDR_ANY;
+  return everywhere ? Endpoint{"127.0.0.1", at.port} : at;
+}
+
 Result<Attempt> Connect(const Endpoint& to, Clock::time_point deadline,
                         const std::atomic<bool>* stop) {
   AddressList list;
-  const int status = Resolve(to.host.c_str(), to.port, list);
+  const int status = Resolve(to, list);
   if (status != 0) return UnknownHost(to, status);
   int error = 0;
   for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {

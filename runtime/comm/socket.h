@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <string>
+#include <string_view>
 
 #include "planner/base/file_descriptor.h"
 #include "planner/base/result.h"
@@ -39,10 +40,16 @@ struct Attempt {
   bool unresolved = false;  // the host has no address yet
 };
 
-// A socket that listens there; on all addresses where a name that other hosts
-// may know is a loopback address on its own. Errors: the host is unknown for
-// good, or the port is in use.
-Result<Attempt> Listen(const Endpoint& at);
+// Whether a host means this one wherever it is said: localhost, 127.0.0.1.
+bool IsLoopbackName(std::string_view host);
+
+// A socket that listens there; `everywhere`, or where the host has none of this
+// one's addresses, on all addresses of this one. Errors: the host is unknown
+// for good, or the port is in use.
+Result<Attempt> Listen(const Endpoint& at, bool everywhere);
+
+// Where this host reaches a socket that listens as `at` says.
+Endpoint OwnEndpoint(int listener, const Endpoint& at);
 
 // A socket that does not block. Errors: the host is unknown for good, or this
 // process has no file descriptor left.

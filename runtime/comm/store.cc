@@ -309,7 +309,7 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
     return InvalidInput(
         Text("the job id is longer than ", wire::kMaxKey, " bytes"));
   }
-  const Endpoint endpoint = {options.host, options.port};
+  Endpoint endpoint = {options.host, options.port};
   const auto serve = [&](FileDescriptor listener) {
     return StoreServer::Start(std::move(listener), options.job_id,
                               options.size);
@@ -330,8 +330,9 @@ Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
   for (;;) {
     Attempt attempt;
     if (options.rank == 0 && server == nullptr) {
-      TESSERA_TRY(attempt, Listen(endpoint));
+      TESSERA_TRY(attempt, Listen(endpoint, options.several_hosts));
       if (attempt.fd.is_open()) {
+        endpoint = OwnEndpoint(attempt.fd.get(), endpoint);
         TESSERA_TRY(server, serve(std::move(attempt.fd)));
       }
     }

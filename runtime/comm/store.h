@@ -21,13 +21,17 @@
 namespace tessera {
 
 struct StoreOptions {
-  // A name or an IPv4 or IPv6 address. Rank 0 listens there; on all addresses
-  // where a name that other hosts may know is a loopback address on its own.
+  // A name or an IPv4 or IPv6 address, by which the others reach rank 0.
   std::string host = "127.0.0.1";
   int port = 0;
   std::string job_id;  // the same for all ranks of a job; at most 256 bytes
   int rank = 0;        // rank 0 serves
   int size = 1;        // the number of the job's ranks
+  // Rank 0 listens on all addresses of its host: to it `host` may be another
+  // one than to other hosts (a loopback address, in Debian's /etc/hosts), or
+  // none of its own (a service of Kubernetes, NAT). On one host it listens at
+  // `host`, and on all addresses only where that is none of its own.
+  bool several_hosts = false;
   // A socket that already listens on host:port, for rank 0; it is closed by
   // the store. -1: rank 0 binds the port itself.
   int listen_fd = -1;

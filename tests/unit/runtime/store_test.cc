@@ -623,6 +623,29 @@ TEST(StoreTest, PortInUseAndNobodyThere) {
   EXPECT_THAT(lonely.error().message, HasSubstr("Connection refused"));
 }
 
+// Where the name by which others reach rank 0's host is none of its own, or has
+// no address there, and where it has but there are other hosts.
+TEST(StoreTest, RankZeroListensWhereOthersComeFrom) {
+  for (const auto& [host, several] :
+       {std::pair("192.0.2.1", false), std::pair("192.0.2.1", true),
+        std::pair("no-such-host.invalid", true), std::pair("127.0.0.2", true),
+        std::pair("::1", true)}) {
+    const ListeningSocket free = ListenOnLoopback().value();
+    close(free.fd);
+    StoreOptions options = LocalStore(free, 0);
+    options.listen_fd = -1;
+    options.host = host;
+    options.several_hosts = several;
+    auto store = Store::Open(options);
+    ASSERT_TRUE(store) << host << ": " << store.error().ToString();
+    auto other = Store::Open(LocalStore(free, 1));
+    ASSERT_TRUE(other) << host << ": " << other.error().ToString();
+    EXPECT_TRUE((*store)->Set("k", "v"));
+    EXPECT_EQ((*other)->Get("k", Duration{}, "it").value(), "v");
+    other->reset();
+  }
+}
+
 // A name may get its address when rank 0's host comes, or a while later.
 TEST(StoreTest, AnUnknownHostIsWaitedFor) {
   const std::string trouble =
