@@ -7,6 +7,7 @@
 #include "planner/base/fnv1a.h"
 #include "planner/base/whole_number.h"
 #include "runtime/comm/peer_errors.h"
+#include "runtime/comm/socket.h"
 #include "runtime/comm/text.h"
 
 namespace tessera {
@@ -89,18 +90,38 @@ constexpr Launcher kLaunchers[] = {
      "PMI_LOCAL_SIZE", "PMI_JOBID"},
 };
 
-// What a variable says of this host's ranks, and which one it is.
+// What a variable says of this host's ranks, and which one it is; empty where
+// none does.
 struct LocalSize {
   std::string variable;
   int ranks = 0;
 };
 
+// Whose variables tell of this host: those of `launcher`, or, where a script
+// has set RANK and WORLD_SIZE alone, of who started that, if it counts the same
+// ranks.
+const Launcher& WhoTellsOfHost(const Launcher& launcher, int rank, int size,
+                               const GetEnv& get_env) {
+  const auto tells = [&](const Launcher& one) {
+    return *one.local_size == '\0' || !Get(get_env, one.local_size).empty();
+  };
+  if (tells(launcher)) return launcher;
+  for (const Launcher& other : kLaunchers) {
+    if (tells(other) && ParseWhole<int>(Get(get_env, other.rank)) == rank &&
+        ParseWhole<int>(Get(get_env, other.size)) == size) {
+      return other;
+    }
+  }
+  return launcher;
+}
+
 // `ranks`: of the job, which are all here where no variable tells.
 Result<LocalSize> LocalSizeOf(const Launcher& launcher, int ranks,
                               const GetEnv& get_env) {
   if (*launcher.local_size != '\0') {
+    if (Get(get_env, launcher.local_size).empty()) return LocalSize{"", ranks};
     LocalSize local{launcher.local_size};
-    TESSERA_TRY(local.ranks, Number(get_env, launcher.local_size, ranks));
+    TESSERA_TRY(local.ranks, Number(get_env, launcher.local_size));
     return local;
   }
   for (const char* name :
@@ -181,8 +202,9 @@ Result<RankEnvironment> Detect(const Launcher& launcher,
                              launcher.size, ", got ", found.rank),
                         Text("environment variable ", launcher.rank));
   }
-  TESSERA_TRY(const LocalSize local,
-              LocalSizeOf(launcher, found.size, get_env));
+  const Launcher& host =
+      WhoTellsOfHost(launcher, found.rank, found.size, get_env);
+  TESSERA_TRY(const LocalSize local, LocalSizeOf(host, found.size, get_env));
   found.local_size = local.ranks;
   if (local.ranks < 1 || local.ranks > found.size) {
     return InvalidInput(
@@ -190,8 +212,10 @@ Result<RankEnvironment> Detect(const Launcher& launcher,
              ") on this host, got ", local.ranks),
         Text("environment variable ", local.variable));
   }
+  TESSERA_TRY(const int local_rank,
+              Number(get_env, host.local_rank, found.rank % local.ranks));
   TESSERA_TRY(found.local_rank,
-              Number(get_env, launcher.local_rank, found.rank % local.ranks));
+              Number(get_env, launcher.local_rank, local_rank));
   if (found.local_rank >= local.ranks) {
     return InvalidInput(Text("expected a rank below the ", local.ranks,
                              " of this host, got ", found.local_rank),
@@ -206,6 +230,15 @@ Result<RankEnvironment> Detect(const Launcher& launcher,
   if (found.job_id.size() > 200) found.job_id.resize(200);
 
   TESSERA_RETURN_IF_ERROR(FindMaster(get_env, found));
+  // A host that only this one knows by that name has all ranks.
+  if (local.variable.empty() && *launcher.local_size != '\0' &&
+      found.size > 1 && !IsLoopbackName(found.master_host)) {
+    return InvalidInput(
+        Text("is not set, and rank 0 may be on another host (MASTER_ADDR '",
+             found.master_host, "'): expected how many of the ", found.size,
+             " ranks are on this one"),
+        Text("environment variable ", launcher.local_size));
+  }
   if (!Get(get_env, kStoreFdVariable).empty()) {
     found.launcher = "tessera";
     if (found.rank == 0) {
@@ -309,6 +342,7 @@ StoreOptions StoreOptionsOf(const RankEnvironment& environment) {
   options.rank = environment.rank;
   options.size = environment.size;
   options.listen_fd = environment.listen_fd;
+  options.several_hosts = environment.local_size < environment.size;
   return options;
 }
 

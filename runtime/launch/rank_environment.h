@@ -41,10 +41,17 @@ using GetEnv = std::function<const char*(const char* name)>;
 // the first of Slurm's step or job, or, where all ranks are on this host,
 // 127.0.0.1; the port is derived from the job's id.
 //
+// How many ranks are on this host, and which of them this is, say the
+// launcher's variables; beside RANK and WORLD_SIZE without LOCAL_WORLD_SIZE, as
+// scripts set them, those of another launcher that counts the same rank and
+// ranks. Where none says it all ranks are on this host, if that has rank 0 by a
+// loopback address.
+//
 // Errors: torchrun's variables of several ranks without RANK or WORLD_SIZE, a
 // variable that is no number, a rank outside the job or its host, a host
 // without ranks or with more than the job's, a master that nobody named though
-// ranks are on several hosts.
+// ranks are on several hosts, or one on another host perhaps where no variable
+// says how many ranks are on this one.
 Result<std::optional<RankEnvironment>> DetectRankEnvironment(
     const GetEnv& get_env);
 // Of this process.

@@ -177,6 +177,59 @@ TEST(DetectRankEnvironmentTest, RanksWithoutAnAddressAreAnError) {
   EXPECT_TRUE(Detect(variables).has_value());
 }
 
+// A script that sets RANK and WORLD_SIZE alone, for two hosts of 8 ranks.
+TEST(DetectRankEnvironmentTest, WhoStartedAScriptTellsOfTheHost) {
+  const Variables alone = {{"RANK", "9"},
+                           {"WORLD_SIZE", "16"},
+                           {"MASTER_ADDR", "n1"},
+                           {"MASTER_PORT", "29500"}};
+  const std::string expected =
+      "environment variable LOCAL_WORLD_SIZE: is not set, and rank 0 may be on "
+      "another host (MASTER_ADDR 'n1'): expected how many of the 16 ranks are "
+      "on this one";
+  EXPECT_EQ(Detect(alone).error().ToString(), expected);
+  Variables variables = alone;
+  variables["MASTER_ADDR"] = "localhost";
+  EXPECT_EQ(Detect(variables).value()->local_size, 16);
+
+  Variables slurm = alone;
+  for (const auto& [name, value] :
+       Variables{{"SLURM_PROCID", "9"},
+                 {"SLURM_NTASKS", "16"},
+                 {"SLURM_LOCALID", "4"},
+                 {"SLURM_NODEID", "1"},
+                 {"PMI_RANK", "9"},
+                 {"PMI_SIZE", "16"},
+                 {"SLURM_STEP_TASKS_PER_NODE", "8(x2)"}}) {
+    slurm[name] = value;
+  }
+  const auto task = Detect(slurm).value();
+  EXPECT_EQ(task->launcher, "torchrun");
+  EXPECT_EQ(task->local_rank, 4);
+  EXPECT_EQ(task->local_size, 8);
+  slurm["LOCAL_RANK"] = "5";
+  EXPECT_EQ(Detect(slurm).value()->local_rank, 5);
+  // A task for each host, which starts the ranks there.
+  slurm["SLURM_PROCID"] = slurm["PMI_RANK"] = "1";
+  slurm["SLURM_NTASKS"] = slurm["PMI_SIZE"] = "2";
+  EXPECT_EQ(Detect(slurm).error().ToString(), expected);
+
+  Variables mpi = alone;
+  mpi["OMPI_COMM_WORLD_RANK"] = "9";
+  mpi["OMPI_COMM_WORLD_SIZE"] = "16";
+  mpi["OMPI_COMM_WORLD_LOCAL_SIZE"] = "8";
+  EXPECT_EQ(Detect(mpi).value()->local_rank, 9 % 8);
+  EXPECT_EQ(Detect(mpi).value()->local_size, 8);
+}
+
+TEST(StoreOptionsOfTest, SayWhetherThereAreSeveralHosts) {
+  RankEnvironment environment;
+  environment.size = environment.local_size = 4;
+  EXPECT_FALSE(StoreOptionsOf(environment).several_hosts);
+  environment.local_size = 2;
+  EXPECT_TRUE(StoreOptionsOf(environment).several_hosts);
+}
+
 TEST(DetectRankEnvironmentTest, SlurmsMasterIsTheFirstHost) {
   const auto found = Detect({{"SLURM_PROCID", "9"},
                              {"SLURM_NTASKS", "16"},
