@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "planner/base/divide.h"
+#include "planner/base/json_string.h"
 #include "planner/io/json_value.h"
 #include "runtime/shape_text.h"
 
@@ -53,23 +54,6 @@ std::optional<int64_t> BytesOf(DType dtype, const Shape& shape) {
     if (__builtin_mul_overflow(bytes, extent, &bytes)) return std::nullopt;
   }
   return bytes;
-}
-
-std::string Quoted(std::string_view text) {
-  std::string quoted = "\"";
-  for (char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    if (code < 0x20) {
-      constexpr std::string_view kDigits = "0123456789abcdef";
-      quoted += "\\u00";
-      quoted += kDigits[code / 16];
-      quoted += kDigits[code % 16];
-      continue;
-    }
-    if (c == '"' || c == '\\') quoted += '\\';
-    quoted += c;
-  }
-  return quoted + "\"";
 }
 
 // "0009d2c4".
@@ -330,14 +314,14 @@ Result<SafetensorsWriter> SafetensorsWriter::Create(
   }
   std::string header = "{\"__metadata__\":{";
   for (const auto& [key, value] : metadata) {
-    header +=
-        (header.back() == '{' ? "" : ",") + Quoted(key) + ":" + Quoted(value);
+    header += (header.back() == '{' ? "" : ",") + JsonString(key) + ":" +
+              JsonString(value);
   }
   header += "}";
   int64_t offset = 0;
   for (const SafetensorsEntry& entry : entries) {
     const int64_t end = offset + BytesOf(entry.dtype, entry.shape).value();
-    header += "," + Quoted(entry.name) + ":{\"dtype\":\"" +
+    header += "," + JsonString(entry.name) + ":{\"dtype\":\"" +
               std::string(FileNameOf(entry.dtype)) +
               "\",\"shape\":" + ShapeText(entry.shape) + ",\"data_offsets\":[" +
               std::to_string(offset) + "," + std::to_string(end) + "]}";

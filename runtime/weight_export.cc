@@ -1,11 +1,6 @@
 #include "runtime/weight_export.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <climits>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -17,7 +12,8 @@
 #include <vector>
 
 #include "planner/base/file.h"
-#include "planner/base/file_descriptor.h"
+#include "planner/base/json_string.h"
+#include "planner/base/leftovers.h"
 #include "planner/io/json_value.h"
 #include "runtime/collect_values.h"
 #include "runtime/comm/host_messages.h"
@@ -81,48 +77,56 @@ std::string IndexText(const std::vector<PublishedTensor>& tensors,
   for (size_t t = 0; t < tensors.size(); ++t) {
     total += ElementsOf(WholeBox(tensors[t].shape)) * SizeOf(dtype);
     map += (t == 0 ? "" : ",");
-    JsonValue name;
-    name.kind = JsonValue::Kind::kString;
-    name.text = tensors[t].name;
-    map += "\n    " + name.ToString() + ": \"" +
+    map += "\n    " + JsonString(tensors[t].name) + ": \"" +
            FileName(files[t], files.back() + 1) + "\"";
   }
   return "{\n  \"metadata\": {\"total_size\": " + std::to_string(total) +
          "},\n  \"weight_map\": {" + map + "\n  }\n}\n";
 }
 
-// What runs of this host have left in a folder that were killed in Commit,
-// between the first of several files and their index, so that they are nobody's
-// weights.
+// What runs of this host have left in a folder that were killed: their files
+// that have no name yet and, of a run that was killed in Commit between the
+// first of several files and their index, those that have, so that they are
+// nobody's weights.
 struct Remains {
-  std::vector<fs::path> indices;  // that are not in their place
-  std::set<std::string> files;    // that are
+  std::vector<fs::path> unplaced;
+  std::set<std::string> placed;
 };
 
-// Whether the run is no more that wrote a file: it kept it locked (AtomicFile).
-bool IsLeft(const fs::path& path) {
-  const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  return file.is_open() && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
+// Whether a run that left `index`, which has these tensors in the file at
+// `path`, put it there: what others put there later, of whatever name, is
+// theirs. All files are whole before there is an index.
+bool IsOfIndex(const fs::path& path, const std::set<std::string>& tensors,
+               const fs::path& index) {
+  std::error_code code;
+  const auto written = fs::last_write_time(path, code);
+  if (code) return false;
+  const auto indexed = fs::last_write_time(index, code);
+  if (code || written > indexed) return false;
+  const auto file = SafetensorsFile::Open(path);
+  if (!file) return false;
+  const std::vector<std::string> names = file->names();
+  return std::set(names.begin(), names.end()) == tensors;
 }
 
 Remains RemainsIn(const std::string& folder) {
   Remains remains;
   std::error_code code;
   if (fs::exists(folder + "/" + std::string(kIndex), code)) return remains;
-  char host[HOST_NAME_MAX + 1] = {};
-  ::gethostname(host, HOST_NAME_MAX);
-  const std::string beside = std::string(kIndex) + ".tmp." + host + ".";
-  fs::directory_iterator entry(folder, code);
-  const fs::directory_iterator end;
-  for (; !code && entry != end; entry.increment(code)) {
-    const std::string name = entry->path().filename();
-    if (!name.starts_with(beside) || !IsLeft(entry->path())) continue;
-    remains.indices.push_back(entry->path());
+  for (const Leftover& leftover : LeftoversIn(folder, IsNameOfWeights)) {
+    remains.unplaced.push_back(leftover.path);
+    if (leftover.name != kIndex) continue;
     // One that is not whole had no file put in place.
-    const auto index = ReadJson(entry->path());
+    const auto index = ReadJson(leftover.path);
     if (!index) continue;
+    std::map<std::string, std::set<std::string>> files;
     for (const auto& [tensor, file] : index->Field("weight_map").fields) {
-      if (IsOneOfSeveral(file.text)) remains.files.insert(file.text);
+      if (IsOneOfSeveral(file.text)) files[file.text].insert(tensor);
+    }
+    for (const auto& [file, tensors] : files) {
+      if (IsOfIndex(fs::path(folder) / file, tensors, leftover.path)) {
+        remains.placed.insert(file);
+      }
     }
   }
   return remains;
@@ -165,10 +169,11 @@ class WeightWriter {
     }
     TESSERA_RETURN_IF_ERROR(CheckHasNoWeights(files_.folder));
     const Remains remains = RemainsIn(files_.folder);
-    for (const std::string& file : remains.files) {
+    for (const std::string& file : remains.placed) {
       fs::remove(files_.folder + "/" + file, code);
     }
-    for (const fs::path& index : remains.indices) fs::remove(index, code);
+    // The index, by which these are known, behind them.
+    for (const fs::path& file : remains.unplaced) fs::remove(file, code);
     // Files stay open until they are put in place.
     RaiseDescriptorLimit(static_cast<int64_t>(file_of_.back()) + 1);
     return {};
@@ -318,7 +323,7 @@ Result<void> CheckHasNoWeights(const std::string& folder) {
   const fs::directory_iterator end;
   for (; !code && entry != end; entry.increment(code)) {
     const std::string name = entry->path().filename();
-    if (IsNameOfWeights(name) && !remains.files.contains(name)) {
+    if (IsNameOfWeights(name) && !remains.placed.contains(name)) {
       return InvalidInput("has weights already: " + name, folder);
     }
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "planner/base/file.h"
+#include "planner/base/json_string.h"
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/zoo.h"

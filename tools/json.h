@@ -62,8 +62,4 @@ class Json {
   std::vector<Field> fields_;  // kObject; kArray with empty keys
 };
 
-// `text` in quotes, with the escapes of RFC 8259. Bytes that are not UTF-8
-// become U+FFFD.
-std::string JsonString(std::string_view text);
-
 }  // namespace tessera

@@ -1,7 +1,6 @@
 #include "planner/base/file.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,69 +8,22 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <filesystem>
-#include <optional>
 #include <utility>
 
+#include "planner/base/leftovers.h"
 #include "planner/base/system_error.h"
-#include "planner/base/whole_number.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::string_view kBeside = ".tmp.";
-
-// What the names of this host's files beside `path` begin with.
-std::string PrefixBeside(const std::string& path) {
-  char host[HOST_NAME_MAX + 1] = {};
-  ::gethostname(host, HOST_NAME_MAX);
-  return path + std::string(kBeside) + host + ".";
-}
-
-// The process that writes a file whose name ends in `suffix` behind the host's:
-// "PID.N"; nothing for other names.
-std::optional<pid_t> WriterOf(std::string_view suffix) {
-  const size_t dot = suffix.find('.');
-  if (dot == std::string_view::npos) return std::nullopt;
-  const auto process = ParseWhole<pid_t>(suffix.substr(0, dot));
-  if (!process || *process <= 0 || !ParseWhole<int>(suffix.substr(dot + 1))) {
-    return std::nullopt;
-  }
-  return process;
-}
-
-// Whether nobody holds the lock that a writer has on its file (Create), as far
-// as that can be seen. By it processes of another pid namespace on a host of
-// this name are seen.
-bool IsUnlocked(const std::string& path) {
-  // On NFS such a lock is one of who may write.
-  FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!file.is_open()) {
-    file = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  }
-  return file.is_open() &&
-         (::flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK);
-}
-
-// Removes what processes of this host that are no more have left beside `path`.
-// Whether those of others run cannot be seen from here.
+// Removes what was left beside `path`.
 void RemoveLeftovers(const std::string& path) {
-  const std::string prefix =
-      PrefixBeside(std::filesystem::path(path).filename());
-  std::error_code code;
-  std::filesystem::directory_iterator entry(DirectoryOf(path), code);
-  const std::filesystem::directory_iterator end;
-  for (; !code && entry != end; entry.increment(code)) {
-    const std::string name = entry->path().filename();
-    if (!name.starts_with(prefix)) continue;
-    const auto process = WriterOf(std::string_view(name).substr(prefix.size()));
-    if (!process || ::kill(*process, 0) == 0 || errno != ESRCH ||
-        !IsUnlocked(entry->path())) {
-      continue;
-    }
-    ::unlink(entry->path().c_str());
+  const std::string name = std::filesystem::path(path).filename();
+  const auto is_its = [&](std::string_view of) { return of == name; };
+  for (const Leftover& leftover : LeftoversIn(DirectoryOf(path), is_its)) {
+    ::unlink(leftover.path.c_str());
   }
 }
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstring>
@@ -21,6 +22,7 @@
 
 #include "planner/base/element_count.h"
 #include "planner/base/file.h"
+#include "planner/base/leftovers.h"
 #include "planner/io/json_value.h"
 #include "runtime/float16.h"
 #include "runtime/placement.h"
@@ -445,15 +447,55 @@ TEST_F(PublishedFilesTest, AnExportThatWasKilledIsNotInTheWay) {
     EXPECT_GT(expected.size(), 3u);
     std::set<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(back_)) {
-      const std::string name = entry.path().filename();
-      // Of other names they stay (AtomicFile).
-      if (fsyncs % 2 == 0 && name.find(".tmp.") != std::string::npos) continue;
-      names.insert(name);
+      names.insert(entry.path().filename());
     }
     EXPECT_EQ(names, expected);
     std::filesystem::remove_all(back_);
   }
   EXPECT_GT(blocking, 0);
+}
+
+// A run's own files are known by their tensors and by their time.
+TEST_F(PublishedFilesTest, WeightsThatWereNotLeftStay) {
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  waitpid(child, nullptr, 0);
+  const std::string index =
+      PrefixBeside(folder_ + "/model.safetensors.index.json") +
+      std::to_string(child) + ".0";
+  std::ofstream(index)
+      << R"({"weight_map": {"a": "model-00001-of-00002.safetensors"}})";
+  const std::string file = folder_ + "/model-00001-of-00002.safetensors";
+  const auto indexed = std::filesystem::last_write_time(index);
+  const auto is_left = [&](const std::string& tensor,
+                           std::chrono::seconds later) {
+    WriteGiven(file, {{tensor, {2}}}, 0, 1, DType::kFloat32);
+    std::filesystem::last_write_time(file, indexed + later);
+    return CheckHasNoWeights(folder_).has_value();
+  };
+  EXPECT_TRUE(is_left("a", std::chrono::seconds(-1)));
+  EXPECT_FALSE(is_left("a", std::chrono::seconds(1)));
+  EXPECT_FALSE(is_left("b", std::chrono::seconds(-1)));
+}
+
+// ONNX has such names.
+TEST_F(PublishedFilesTest, NamesWithQuotesAreEscaped) {
+  const std::string name = R"(a "b" \c)";
+  Graph graph = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
+  std::ranges::find(graph.tensors, TensorKind::kWeight, &Tensor::kind)->name =
+      name;
+  const auto tasks = LowerStrategy(graph, 1, "mbs=4", {});
+  TinyRun run;
+  run.steps = 1;
+  run.export_folder = back_;
+  run.export_file_bytes = {3000};
+  ASSERT_TRUE(TrainTiny(graph, *tasks, TinyTokens(), run).has_value());
+  const auto index = ReadJson(back_ + "/model.safetensors.index.json");
+  ASSERT_TRUE(index.has_value()) << index.error().ToString();
+  const std::string file = index->Field("weight_map").Field(name).text;
+  const auto shard = SafetensorsFile::Open(back_ + "/" + file);
+  ASSERT_TRUE(shard.has_value()) << shard.error().ToString();
+  EXPECT_TRUE(shard->View(name).has_value());
 }
 
 // Files stay open until all are written.
