@@ -64,6 +64,18 @@ RankEnvironment LastRank(int ranks) {
           .job_id = {}};
 }
 
+void EndBehindRankZero(RankSeat& seat) {
+  constexpr char kKey[] = "rank 0 has told";
+  // The end of its connection is as good an answer as this.
+  const auto longest = Duration::FromSeconds(600);
+  seat.store->set_stop(nullptr);
+  if (seat.world->world_rank() == 0) {
+    (void)seat.store->Set(kKey, "");
+  } else {
+    (void)seat.store->Get(kKey, longest, "rank 0's last word");
+  }
+}
+
 Result<int> RunAsRankOrJob(const Options& options,
                            Result<int> (*as_rank)(const Options&,
                                                   const RankEnvironment&),

@@ -2,6 +2,7 @@
 // How a process becomes a rank of `run` or `profile`, or starts the ranks.
 
 #include "planner/base/result.h"
+#include "runtime/launch/backend.h"
 #include "runtime/launch/rank_environment.h"
 #include "tools/options.h"
 
@@ -19,6 +20,12 @@ int ThreadsOf(const Options& options, int ranks);
 
 // Of `ranks` ranks that this process starts on its host, the last.
 RankEnvironment LastRank(int ranks);
+
+// What a rank of a job of processes does last where it ends with a code other
+// than 0: srun --kill-on-bad-exit, mpirun and others take the first for a
+// failure and end the rest, so rank 0, which may have to tell of the job, goes
+// first.
+void EndBehindRankZero(RankSeat& seat);
 
 // Runs `as_rank` where somebody started this process as one of a job's ranks,
 // and reports its error as a rank does; else `as_job`, which starts the ranks.

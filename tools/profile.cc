@@ -297,11 +297,12 @@ Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
 Result<int> ProfileAsRank(const Options& options,
                           const RankEnvironment& environment) {
   TESSERA_TRY(const ProfileJob job, ReadProfileJob(options, environment));
-  TESSERA_TRY(
-      const RankSeat seat,
-      JoinJob(*job.backend, environment,
-              ThreadsOf(options, environment.local_size), &CatchInterrupts()));
-  return ProfileInWorld(options, job, seat);
+  TESSERA_TRY(RankSeat seat, JoinJob(*job.backend, environment,
+                                     ThreadsOf(options, environment.local_size),
+                                     &CatchInterrupts()));
+  auto code = ProfileInWorld(options, job, seat);
+  if (code && *code != 0) EndBehindRankZero(seat);
+  return code;
 }
 
 // All ranks, as threads of this process.

@@ -510,7 +510,9 @@ Result<int> TrainAsRank(const Options& options,
     return RankBeforeTraining(options, environment, job.first_step,
                               seat.error());
   }
-  return TrainInWorld(options, job, *seat);
+  auto code = TrainInWorld(options, job, *seat);
+  if (code && *code != 0) EndBehindRankZero(*seat);
+  return code;
 }
 
 // All ranks, as threads of this process.

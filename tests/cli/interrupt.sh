@@ -61,6 +61,37 @@ grep -q "^tessera: --check interrupted after step 0 of 1$" "$work/stderr" ||
   fail "not interrupted in --check: $(cat "$work/stderr")"
 grep -q "^peak memory" "$work/stdout" || fail "no report: $(cat "$work/stdout")"
 
+# Rank 0 has the last word: launchers end the others of a rank that returns 130.
+# Here what it has to say has no room in a pipe yet.
+mkfifo "$work/pipe"
+exec 3<>"$work/pipe"
+head -c 65536 /dev/zero >&3
+ranks=()
+for rank in 0 1; do
+  RANK=$rank WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
+    MASTER_PORT=$((20000 + ($$ + 2) % 10000)) \
+    "$tessera" run "${long[@]}" --log "$work/log" --trace "$work/last.json" \
+    --json >&3 2>"$work/stderr$rank" &
+  ranks+=($!)
+done
+for _ in $(seq 300); do
+  if [[ -s $work/log ]]; then break; fi
+  sleep 0.1
+done
+kill -TERM "${ranks[@]}"
+sleep 2
+[[ $(jobs -rp | wc -l) == 2 ]] || fail "rank 1 did not wait for rank 0's report"
+cat <&3 >/dev/null &
+reader=$!
+for rank in "${ranks[@]}"; do
+  code=0
+  wait "$rank" || code=$?
+  [[ $code == 130 ]] || fail "exit code $code: $(cat "$work"/stderr?)"
+done
+kill $reader
+exec 3>&-
+[[ -s $work/last.json ]] || fail "no trace: $(cat "$work/stderr0")"
+
 # A rank that waits for another one, of its own and in the background, where a
 # shell has it ignore SIGINT.
 for verb in run profile; do
