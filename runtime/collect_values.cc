@@ -24,22 +24,6 @@ struct Verdict {
   char message[248] = {};
 };
 
-// This rank's part of a value in the memory of its device: the buffer itself,
-// or `copy` of what lies on another tier.
-Result<const void*> OnDevice(const RankExecutor& executor, ValueId id,
-                             std::optional<Staging>& copy) {
-  const Value& value = executor.tasks().value(id);
-  if (value.tier == MemoryTier::kDevice || !executor.Holds(id)) {
-    return executor.data(id);
-  }
-  const Bytes bytes{executor.placement(id).elements() * SizeOf(value.dtype)};
-  std::vector<std::byte> elements(static_cast<size_t>(bytes.value));
-  TESSERA_RETURN_IF_ERROR(executor.ReadValue(id, elements.data()));
-  TESSERA_TRY(copy, Staging::Allocate(executor.device(), bytes));
-  executor.device().Write(copy->data(), elements.data(), bytes);
-  return copy->data();
-}
-
 // What is collected at a time: rank 0 stages it on its device, beside what the
 // step keeps there.
 constexpr int64_t kCollectedBytes = int64_t{16} << 20;
@@ -57,6 +41,42 @@ std::vector<Box> InPieces(const Box& box, int64_t element_bytes) {
     piece[0] = {begin, std::min(begin + rows, box[0].end)};
   }
   return pieces;
+}
+
+// What of `held` may be in `piece`, which has whole rows of the block that it
+// is in: a run of the same block, so one of the same buffer.
+Placement RowsOf(const Placement& held, const Box& piece) {
+  if (held.elements() == 0 || piece.empty()) return held;
+  const Range& rows = held.block[0];
+  const int64_t row = ElementsOf(held.block) / rows.size();
+  const auto begin = std::max(rows.begin, piece[0].begin) - rows.begin;
+  const auto end = std::min(rows.end, piece[0].end) - rows.begin;
+  Placement some = held;
+  some.run.begin = std::clamp(begin * row, held.run.begin, held.run.end);
+  some.run.end = std::clamp(end * row, some.run.begin, held.run.end);
+  return some;
+}
+
+// Those elements of this rank's part of a value in the memory of its device: in
+// the buffer itself, or in `copy` of what lies on another tier.
+Result<const void*> OnDevice(const RankExecutor& executor, ValueId id,
+                             const Placement& some,
+                             std::optional<Staging>& copy) {
+  if (!executor.Holds(id) || some.elements() == 0) return nullptr;
+  const Value& value = executor.tasks().value(id);
+  const int64_t size = SizeOf(value.dtype);
+  const Bytes offset{(some.run.begin - executor.placement(id).run.begin) *
+                     size};
+  if (value.tier == MemoryTier::kDevice) {
+    return static_cast<const std::byte*>(executor.data(id)) + offset.value;
+  }
+  const Bytes bytes{some.elements() * size};
+  std::vector<std::byte> elements(static_cast<size_t>(bytes.value));
+  TESSERA_RETURN_IF_ERROR(
+      executor.ReadValue(id, elements.data(), offset, bytes));
+  TESSERA_TRY(copy, Staging::Allocate(executor.device(), bytes));
+  executor.device().Write(copy->data(), elements.data(), bytes);
+  return copy->data();
 }
 
 // The blocks that a value is made of: all of the tensor, or what a tile has of
@@ -160,12 +180,7 @@ Result<void> CollectValue(ValueId id, RankExecutor& executor, Communicator& all,
   part.dtype = value.dtype;
   part.from.resize(static_cast<size_t>(all.size()));
   part.to.resize(part.from.size());
-  for (size_t i = 0; i < group.devices.size(); ++i) {
-    part.from[group.devices[i].index()] =
-        PlacementAt(value.layout, group, value.shape, static_cast<int>(i));
-  }
-  std::optional<Staging> staged;
-  TESSERA_TRY(const void* const here, OnDevice(executor, id, staged));
+  const auto self = static_cast<size_t>(all.rank());
   std::vector<Box> pieces;
   for (const Box& block : BlocksOf(value, group)) {
     for (Box& piece : InPieces(block, SizeOf(value.dtype))) {
@@ -174,10 +189,17 @@ Result<void> CollectValue(ValueId id, RankExecutor& executor, Communicator& all,
   }
   std::vector<std::byte> received;
   for (const Box& block : pieces) {
+    for (size_t i = 0; i < group.devices.size(); ++i) {
+      part.from[group.devices[i].index()] = RowsOf(
+          PlacementAt(value.layout, group, value.shape, static_cast<int>(i)),
+          block);
+    }
     part.to[0] = WholeBlock(block);
     const Collective gather(CommKind::kGather, all, {&part, 1});
-    const Bytes bytes{part.to[static_cast<size_t>(all.rank())].elements() *
-                      SizeOf(value.dtype)};
+    const Bytes bytes{part.to[self].elements() * SizeOf(value.dtype)};
+    std::optional<Staging> staged;
+    TESSERA_TRY(const void* const here,
+                OnDevice(executor, id, part.from[self], staged));
     TESSERA_TRY(const Staging staging,
                 Staging::Allocate(device, gather.staging()));
     TESSERA_TRY(const Staging gathered, Staging::Allocate(device, bytes));

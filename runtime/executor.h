@@ -112,7 +112,12 @@ class RankExecutor {
   // that part from and to memory of the caller.
   bool Holds(ValueId value) const { return buffers_.Holds(value); }
   Result<void> ReadValue(ValueId value, void* to) const {
-    return buffers_.Read(value, to);
+    return buffers_.Read(value, to, {}, view_.BytesOf(value));
+  }
+  // Of that part `size` bytes from `offset` on.
+  Result<void> ReadValue(ValueId value, void* to, Bytes offset,
+                         Bytes size) const {
+    return buffers_.Read(value, to, offset, size);
   }
   Result<void> WriteValue(ValueId value, const void* from) {
     return buffers_.Write(value, from, {}, view_.BytesOf(value));

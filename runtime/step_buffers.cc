@@ -247,17 +247,21 @@ bool StepBuffers::Holds(ValueId id) const {
          (InFile(root(id)) && size(root(id)) > Bytes{});
 }
 
-Result<void> StepBuffers::Read(ValueId id, void* to) const {
-  const Bytes size = view_.BytesOf(id);
+Result<void> StepBuffers::Read(ValueId id, void* to, Bytes offset,
+                               Bytes size) const {
   if (!InFile(id)) {
-    DeviceOf(tasks_.value(id).tier).Read(to, data(id), size);
+    DeviceOf(tasks_.value(id).tier)
+        .Read(to, static_cast<const std::byte*>(data(id)) + offset.value, size);
     return {};
   }
-  TESSERA_TRY(const Staging staging, Staging::Allocate(*host_, size));
-  const FileTier::Transfer transfer{file_offset(id), staging.data(),
-                                    size.value};
+  const Bytes before{offset.value % kFileBlockBytes};
+  TESSERA_TRY(const Staging staging, Staging::Allocate(*host_, before + size));
+  const FileTier::Transfer transfer{
+      file_offset(id) + offset.value - before.value, staging.data(),
+      before.value + size.value};
   TESSERA_RETURN_IF_ERROR(file_->Read({&transfer, 1}));
-  host_->Read(to, staging.data(), size);
+  host_->Read(to, static_cast<const std::byte*>(staging.data()) + before.value,
+              size);
   return {};
 }
 

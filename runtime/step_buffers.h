@@ -90,9 +90,9 @@ class StepBuffers {
   // Whether this rank has it now, on whatever tier.
   bool Holds(ValueId value) const;
 
-  // A whole value, or some bytes of it, from and to memory of the caller; of
-  // what lies in a file in whole blocks (kFileBlockBytes) but for the end.
-  Result<void> Read(ValueId value, void* to) const;
+  // Some bytes of a value, from and to memory of the caller; to what lies in a
+  // file in whole blocks (kFileBlockBytes) but for the end.
+  Result<void> Read(ValueId value, void* to, Bytes offset, Bytes size) const;
   Result<void> Write(ValueId value, const void* from, Bytes offset,
                      Bytes size) const;
 

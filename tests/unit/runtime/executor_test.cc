@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "planner/base/rng.h"
+#include "runtime/collect_values.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/float16.h"
@@ -391,6 +392,57 @@ TEST(InitialiseState, DrawsWholeWeightsPieceByPiece) {
       std::vector<std::byte> found(expected.size());
       ASSERT_TRUE(executor->ReadValue(id, found.data()).has_value());
       EXPECT_TRUE(found == expected) << NameOf(dtype);
+    }
+  }
+}
+
+// 82 MB in five pieces of at most 16 MiB, on every tier and cut in every way,
+// come whole and in order, and a rank's device never has more of them than what
+// is collected at a time four times: its own, what it sends of that, what rank 0
+// receives, and that in order.
+TEST(CollectValue, BringsNoMoreThanAPieceToTheDevice) {
+  const Shape shape = {10000, 1021};
+  const Graph graph = OneTensor(shape);
+  Layout rows, columns, flat;
+  rows.dims[0] = 1;
+  columns.dims[1] = 1;
+  flat.flat = 1;
+  for (const MemoryTier tier :
+       {MemoryTier::kDevice, MemoryTier::kHost, MemoryTier::kFile}) {
+    for (const Layout& layout : {Layout(), rows, columns, flat}) {
+      TaskGraph tasks;
+      tasks.groups = {MakeGroup(0, {2})};
+      const ValueId id = AddValue(tasks, GroupId(0), shape, layout);
+      tasks.values[0].tier = tier;
+      auto worlds = MakeThreadWorlds(2);
+      RunThreads(2, [&](int rank) {
+        CommWorld& world = *worlds[static_cast<size_t>(rank)];
+        CpuDevice device;
+        const auto executor =
+            *RankExecutor::Create(tasks, graph, {}, 0, world, device, NoData(),
+                                  {.directory = ::testing::TempDir()});
+        const auto mine =
+            Expected(layout, layout, tasks.groups[0], shape, rank);
+        ASSERT_TRUE(executor->WriteValue(id, mine.data()));
+        const Bytes own = device.account().current().total;
+        int64_t next = 0;
+        const auto all = world.Group(std::vector{0, 1});
+        ASSERT_TRUE(all);
+        const auto collected =
+            CollectValue(id, *executor, **all, [&](const Box&, auto bytes) {
+              std::vector<double> values(bytes.size() / sizeof(double));
+              std::memcpy(values.data(), bytes.data(), bytes.size());
+              for (const double value : values) {
+                if (value != static_cast<double>(++next)) {
+                  ADD_FAILURE() << value << " instead of " << next;
+                  next = int64_t{1} << 40;
+                }
+              }
+            });
+        ASSERT_TRUE(collected) << collected.error().ToString();
+        EXPECT_EQ(next, rank == 0 ? 10000 * 1021 : 0);
+        EXPECT_LE((device.account().peak().total - own).value, 4 << 24);
+      });
     }
   }
 }

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "runtime/device/cpu_device.h"
@@ -152,10 +154,15 @@ TEST_F(StepBuffersTest, EveryTierKeepsWhatWasWritten) {
                       .has_value());
     }
     std::vector<float> found(2048);
-    ASSERT_TRUE(buffers.Read(second, found.data()).has_value());
+    ASSERT_TRUE(buffers.Read(second, found.data(), {}, {8192}).has_value());
     EXPECT_EQ(found, numbers);
+    // Numbers 1000 to 1063, across the blocks.
     found.resize(64);
-    ASSERT_TRUE(buffers.Read(first, found.data()).has_value());
+    ASSERT_TRUE(
+        buffers.Read(second, found.data(), {4 * 1000}, kValue).has_value());
+    EXPECT_TRUE(
+        std::ranges::equal(found, std::span(numbers).subspan(1000, 64)));
+    ASSERT_TRUE(buffers.Read(first, found.data(), {}, kValue).has_value());
     EXPECT_EQ(found, ones);
   }
 }
