@@ -4,7 +4,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "costmodel/host_size.h"
@@ -474,12 +473,16 @@ void Pricer::SetAttentionShare(const TaskView& view, CostQuery& query) const {
   const auto block = [&](const FactorAt& f, int rank) {
     return BlockAt(f.value->layout, *view.group, f.value->shape, rank)[f.dim];
   };
-  std::set<std::pair<int64_t, int64_t>> known;
+  // Along other axes ranks have the same.
+  const AxisSet others =
+      view.group->all_axes() &
+      ~(split->queries.value->layout.dims[split->queries.dim] |
+        split->keys.value->layout.dims[split->keys.dim]);
   int64_t most = 0;
   for (int rank = 0; rank < std::ssize(view.group->devices); ++rank) {
+    if (view.group->Coordinate(rank, others) != 0) continue;
     const Range q = block(split->queries, rank);
     const Range k = block(split->keys, rank);
-    if (!known.emplace(q.begin, k.begin).second) continue;
     most = std::max(most, SeenPairs(PositionsOf(queries, view.zigzag, q),
                                     PositionsOf(keys, view.zigzag, k), mask));
   }

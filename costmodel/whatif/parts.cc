@@ -1,8 +1,8 @@
 #include "costmodel/whatif/parts.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -12,16 +12,10 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
 #include "costmodel/whatif/degrade.h"
-#include "planner/base/threads.h"
-#include "planner/plan/strategy.h"
 #include "planner/plan/work_shares.h"
-#include "planner/search/allowed_objective.h"
 #include "planner/search/found_plan.h"
-#include "planner/search/mixed_plans.h"
-#include "planner/search/ragged.h"
 #include "planner/search/search_clock.h"
-#include "planner/search/sweep.h"
-#include "planner/search/uniform_strategies.h"
+#include "planner/search/starts.h"
 
 namespace tessera {
 namespace {
@@ -30,6 +24,8 @@ namespace {
 // step may take less than this share of the best there: that takes as long as
 // the starts of another search.
 constexpr double kWorthHalving = 0.8;
+// Of the time that is left.
+constexpr double kShareOfPart = 0.5;
 
 // The ranks of the hosts with the fastest devices first, and of a host in
 // order.
@@ -55,36 +51,28 @@ ClusterSubset First(const std::vector<size_t>& ranks, size_t count) {
   return part;
 }
 
-// The best plan of the part that is uniform, or mixed, or where the batch is no
-// multiple of its devices data parallel, where it takes less time than `best`.
+// The best of the part's starts, where one is better than `best`; done in
+// `seconds`, 0: without end.
 std::optional<FoundPlan> BestOn(const Graph& graph, const Cluster& part,
-                                const Cluster* whole, Duration best,
-                                const SearchClock& clock,
+                                const Cluster* whole,
+                                std::optional<Duration> best, double seconds,
                                 const PartOptions& options) {
   SearchSpace space(graph, part);
   space.constraints = options.constraints;
   const Evaluator evaluator(graph, part, options.profile, options.training,
                             Evaluator::kMostInSearch, whole);
-  const auto stop = [&] { return clock.StoppedOrPast(1); };
-  std::vector<FoundPlan> plans = RaggedPlans(space, evaluator, stop);
-  std::ranges::move(MixedPlans(space, evaluator, {}, stop),
-                    std::back_inserter(plans));
-  const SweepResult swept =
-      Sweep(space, AllowedObjective(space, evaluator), UniformStrategies(space),
-            1, ThreadCount(options.threads), stop, nullptr,
-            Score{best, {}, /*feasible=*/true});
-  if (!swept.best.empty()) {
-    Plan plan =
-        PlanFromStrategy(space.index, part, swept.best[0].strategy).value();
-    Evaluation evaluation = evaluator.Evaluate(plan);
-    plans.push_back({std::move(plan), std::move(evaluation)});
+  SearchOptions search;
+  search.chains = 1;
+  search.threads = options.threads;
+  SearchClock clock(seconds, options.stop);
+  Result<Starts> starts = FindStarts(space, evaluator, search, clock);
+  if (!starts) return std::nullopt;
+  FoundPlan& found = starts->ranked[0];
+  const Score score = found.score();
+  if (!score.feasible || (best && score.step_time >= *best)) {
+    return std::nullopt;
   }
-  std::optional<FoundPlan> found;
-  for (FoundPlan& plan : plans) {
-    const Score than = found ? found->score() : Score{best, {}, true};
-    if (Better(plan.score(), than)) found = std::move(plan);
-  }
-  return found;
+  return std::move(found);
 }
 
 // A plan of a part for the ranks of the whole cluster.
@@ -124,14 +112,22 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
       add([&](int of_device) { return of_device != type; });
     }
   }
-  const auto divides = [&](size_t devices) {
-    return global_batch % static_cast<int64_t>(devices) == 0;
+  // The most devices that share the batch, and those of which so many, a power
+  // of two, share each sample.
+  const std::vector<size_t> ranks = FastestFirst(cluster, dtype);
+  const auto add_most = [&](const auto& divides) {
+    size_t most = count;
+    while (!divides(static_cast<int64_t>(most))) --most;
+    const ClusterSubset part = First(ranks, most);
+    if (most < count && std::ranges::find(parts, part) == parts.end()) {
+      parts.push_back(part);
+    }
   };
-  size_t most = count;
-  while (!divides(most)) --most;
-  if (most < count) {
-    parts.push_back(First(FastestFirst(cluster, dtype), most));
-  }
+  add_most([&](int64_t devices) { return global_batch % devices == 0; });
+  add_most([&](int64_t devices) {
+    const int64_t of_sample = devices / std::gcd(devices, global_batch);
+    return std::has_single_bit(static_cast<uint64_t>(of_sample));
+  });
   return parts;
 }
 
@@ -156,7 +152,7 @@ std::vector<ClusterSubset> EverSmallerParts(const Cluster& cluster,
 }
 
 std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
-                               Duration best, double seconds,
+                               std::optional<Duration> best, double seconds,
                                const PartOptions& options) {
   const SearchClock clock(seconds, options.stop);
   std::vector<Plan> plans;
@@ -165,9 +161,9 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
   const auto look_at = [&](const ClusterSubset& part, double worth) {
     const Cluster alone = OnlyDevices(cluster, part);
     if (!Validate(alone).empty()) return true;  // some do not reach others
-    if (options.profile == nullptr &&
+    if (best && options.profile == nullptr &&
         LowerBound(graph, alone, options.training).step_time.seconds() >=
-            worth * best.seconds()) {
+            worth * best->seconds()) {
       return false;
     }
     std::optional<Cluster> whole;
@@ -176,8 +172,8 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
       kept.resize(options.whole->devices.size(), false);
       whole = OnlyDevices(*options.whole, kept);
     }
-    auto found =
-        BestOn(graph, alone, whole ? &*whole : nullptr, best, clock, options);
+    auto found = BestOn(graph, alone, whole ? &*whole : nullptr, best,
+                        clock.SecondsTo(1) * kShareOfPart, options);
     if (!found) return true;
     best = found->score().step_time;
     plans.push_back(OnWhole(std::move(found->plan), cluster, part));
@@ -189,7 +185,7 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
     if (clock.StoppedOrPast(1)) return plans;
     look_at(part, 1);
   }
-  if (options.profile != nullptr) return plans;
+  if (!best || options.profile != nullptr) return plans;
   for (const ClusterSubset& part : EverSmallerParts(cluster, graph.dtype)) {
     if (clock.StoppedOrPast(1)) return plans;
     if (std::ranges::find(likely, part) != likely.end()) continue;
@@ -198,9 +194,11 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
   return plans;
 }
 
-std::function<std::vector<Plan>(Duration best, double seconds)> StartsOnParts(
-    const Graph& graph, const Cluster& cluster, const PartOptions& options) {
-  return [&graph, &cluster, options](Duration best, double seconds) {
+std::function<std::vector<Plan>(std::optional<Duration> best, double seconds)>
+StartsOnParts(const Graph& graph, const Cluster& cluster,
+              const PartOptions& options) {
+  return [&graph, &cluster, options](std::optional<Duration> best,
+                                     double seconds) {
     return PlansOnParts(graph, cluster, best, seconds, options);
   };
 }

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "costmodel/profile/profile_db.h"
@@ -31,7 +32,8 @@ using ClusterSubset = std::vector<bool>;
 
 // The devices of each type, where there are several, and those of all types but
 // one, where there are more than two; and where the batch is no multiple of the
-// devices, the most that it is a multiple of, of the fastest hosts.
+// devices, of the fastest hosts the most that it is a multiple of, and the most
+// that are a power of two times what divides it.
 std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
                                        int64_t global_batch, DType dtype);
 
@@ -40,19 +42,20 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
 std::vector<ClusterSubset> EverSmallerParts(const Cluster& cluster,
                                             DType dtype);
 
-// The best uniform plan on each likely part, or where the batch is no multiple
-// of its devices data parallelism, where that takes less time than `best` and
-// all before, for the ranks of the whole cluster. Then on ever smaller parts,
-// as long as a step may take a fifth less there. (Without a profile: with one
+// The best plan that a search of each likely part would start from, where that
+// fits and takes less time than `best`, if there is one, and all before, for
+// the ranks of the whole cluster. Where one fits then on ever smaller parts, as
+// long as a step may take a fifth less there. (Without a profile: with one
 // nothing says what a step takes at least.) Done in `seconds`; 0: without end.
 // REQUIRES: `graph` is differentiated.
 std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
-                               Duration best, double seconds,
+                               std::optional<Duration> best, double seconds,
                                const PartOptions& options);
 
 // The same as SearchOptions::more_starts. `graph`, `cluster` and what `options`
 // point to outlive it.
-std::function<std::vector<Plan>(Duration best, double seconds)> StartsOnParts(
-    const Graph& graph, const Cluster& cluster, const PartOptions& options);
+std::function<std::vector<Plan>(std::optional<Duration> best, double seconds)>
+StartsOnParts(const Graph& graph, const Cluster& cluster,
+              const PartOptions& options);
 
 }  // namespace tessera

@@ -31,15 +31,16 @@ int64_t CausalPairs(Range queries, Range keys, int64_t window) {
   return pairs;
 }
 
-// Ranks that split the sequence of the node, where that is an attention with a
-// causal mask; else 1.
+// Whether the node is an attention with a causal mask.
+bool IsCausal(const Node& node) {
+  return node.op->op_class == OpClass::kAttention && MaskOf(node).causal;
+}
+
+// Ranks that split the sequence of the node, where that is a causal attention;
+// else 1.
 int64_t DegreeAt(const GraphIndex& index, const Plan& plan, size_t node) {
   const int sequence = index.SequenceFactor(NodeId(node));
-  const Node& attention = index.graph->nodes[node];
-  if (attention.op->op_class != OpClass::kAttention ||
-      !MaskOf(attention).causal || sequence < 0) {
-    return 1;
-  }
+  if (!IsCausal(index.graph->nodes[node]) || sequence < 0) return 1;
   const OpPlacement& placement = plan.ops[node];
   return plan.groups[placement.group.index()].Size(
       placement.axes[static_cast<size_t>(sequence)]);
@@ -140,16 +141,8 @@ int64_t SequenceDegree(const GraphIndex& index, const Plan& plan) {
   return degree;
 }
 
-std::string ZigzagProblem(const GraphIndex& index, const Plan& plan) {
+std::string ReorderProblem(const GraphIndex& index) {
   const Graph& graph = *index.graph;
-  const int ranks = plan.zigzag;
-  if (ranks == 0) return "";
-  if (ranks < 2) return "expected 0, or at least 2 ranks";
-  if (graph.seq_len % (2 * int64_t{ranks}) != 0) {
-    return "the order cuts sequences into " + std::to_string(2 * ranks) +
-           " chunks: expected a divisor of the sequence length " +
-           std::to_string(graph.seq_len);
-  }
   for (const Tensor& tensor : graph.tensors) {
     if (tensor.kind == TensorKind::kInput && tensor.sample_dim >= 0 &&
         (tensor.shape.size() != 2 || tensor.shape[1] != graph.seq_len)) {
@@ -160,6 +153,25 @@ std::string ZigzagProblem(const GraphIndex& index, const Plan& plan) {
     std::string problem =
         OrderProblem(index, graph.nodes[i], index.SequenceFactor(NodeId(i)));
     if (!problem.empty()) return problem;
+  }
+  const std::span forward(graph.nodes.data(), index.forward_nodes);
+  return std::ranges::any_of(forward, IsCausal)
+             ? ""
+             : "no attention has a causal mask: expected 0";
+}
+
+std::string ZigzagProblem(const GraphIndex& index, const Plan& plan) {
+  const Graph& graph = *index.graph;
+  const int ranks = plan.zigzag;
+  if (ranks == 0) return "";
+  if (ranks < 2) return "expected 0, or at least 2 ranks";
+  if (graph.seq_len % (2 * int64_t{ranks}) != 0) {
+    return "the order cuts sequences into " + std::to_string(2 * ranks) +
+           " chunks: expected a divisor of the sequence length " +
+           std::to_string(graph.seq_len);
+  }
+  if (std::string problem = ReorderProblem(index); !problem.empty()) {
+    return problem;
   }
   for (size_t i = 0; i < index.forward_nodes; ++i) {
     const int64_t degree = DegreeAt(index, plan, i);

@@ -57,6 +57,10 @@ int64_t SeenPairs(const std::vector<Range>& queries,
 // The largest number of ranks that split the sequence of an attention.
 int64_t SequenceDegree(const GraphIndex& index, const Plan& plan);
 
+// Why sequences cannot be in zigzag order, however they are split; empty where
+// they can, in any that cuts them into equal chunks.
+std::string ReorderProblem(const GraphIndex& index);
+
 // Why plan.zigzag balances nothing, or would give other results; empty where it
 // is good or 0. REQUIRES: every node's axes are of its group's mesh.
 std::string ZigzagProblem(const GraphIndex& index, const Plan& plan);

@@ -65,9 +65,10 @@ struct SearchOptions {
   double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
   // More of them, which are gone on from only where they are better than all
-  // others: told how long a step of the best plan takes and how many seconds
-  // there are, 0: without end. Called once where something fits, or never.
-  std::function<std::vector<Plan>(Duration best, double seconds)> more_starts;
+  // others: told how long a step of the best plan takes, where one fits, and
+  // how many seconds there are, 0: without end. Called once, or never.
+  std::function<std::vector<Plan>(std::optional<Duration> best, double seconds)>
+      more_starts;
   // Whether what is lost on shared links is looked at: as soon as the best plan
   // so far is known to lose more than kShared of its step so.
   bool share_links = false;

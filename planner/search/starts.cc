@@ -568,13 +568,11 @@ class StartFinder {
   }
 
   void AddMore() {
+    if (!options_.more_starts || clock_.StoppedOrPast(kMoreEnd)) return;
     const Score best = ScoreOfBest();
-    if (!options_.more_starts || !best.feasible ||
-        clock_.StoppedOrPast(kMoreEnd)) {
-      return;
-    }
-    for (Plan& plan :
-         options_.more_starts(best.step_time, clock_.SecondsTo(kMoreEnd))) {
+    const auto time =
+        best.feasible ? std::optional(best.step_time) : std::nullopt;
+    for (Plan& plan : options_.more_starts(time, clock_.SecondsTo(kMoreEnd))) {
       if (!MakeCanonical(space_, plan) || !Allowed(space_, plan)) continue;
       FoundPlan found = Priced(std::move(plan));
       if (!Better(ScoreOf(found.evaluation), ScoreOfBest())) continue;

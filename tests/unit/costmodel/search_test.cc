@@ -10,6 +10,7 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/fabric.h"
 #include "planner/io/importer.h"
+#include "planner/io/json_value.h"
 #include "planner/plan/work_shares.h"
 #include "planner/search/constraints.h"
 #include "planner/search/fit.h"
@@ -516,10 +517,54 @@ TEST(UniformStrategies, CutLongSequences) {
       return s.cp == 4 && s.cp_kind == kind;
     })) << kind;
   }
-  // Degrees make up the devices.
+  // Degrees make up the devices; experts' room goes by the tokens' order.
   EXPECT_TRUE(std::ranges::all_of(all, [](const Strategy& s) {
-    return s.dp * s.tp * s.pp * s.cp * s.ep == 8;
+    return s.dp * s.tp * s.pp * s.cp * s.ep == 8 && !s.zigzag;
   }));
+}
+
+// What sees its past alone is cut evenly where ranks have parts of it, of which
+// 2 x 8 do not make up 32,776 tokens.
+TEST(UniformStrategies, CutWhatIsCausalEvenly) {
+  ImportOptions options;
+  options.global_batch = 8;
+  options.seq_len = 32'776;
+  options.overrides["n_positions"] = ParseJson("{\"n\": 32776}")->Field("n");
+  const Graph graph =
+      Differentiate(
+          ImportModel(ExamplePath("models/gpt2-tiny/config.json"), options)
+              .value())
+          .value();
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
+  EXPECT_TRUE(std::ranges::all_of(
+      UniformStrategies({graph, cluster}), [](const Strategy& s) {
+        return s.zigzag == (s.cp > 1 && s.cp < 8 && s.cp_kind != "ulysses");
+      }));
+}
+
+// Shorter ones are cut among the ranks that have one sample, 8 / 4 of these.
+TEST(UniformStrategies, CutSequencesOfFewSamples) {
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
+  const auto most_context = [&](int64_t samples, int64_t seq_len) {
+    ImportOptions options;
+    options.global_batch = samples;
+    options.seq_len = seq_len;
+    const Graph graph =
+        Differentiate(
+            ImportModel(ExamplePath("models/deepseek-v2-lite/config.json"),
+                        options)
+                .value())
+            .value();
+    int most = 0;
+    for (const Strategy& s : UniformStrategies({graph, cluster})) {
+      most = std::max(most, s.cp);
+    }
+    return most;
+  };
+  EXPECT_EQ(most_context(4, 8'192), 2);
+  EXPECT_EQ(most_context(8, 8'192), 1);
+  EXPECT_EQ(most_context(4, 2'048), 1);
+  EXPECT_EQ(most_context(8, 32'768), 8);
 }
 
 // Beyond what is tried by itself, all of them along the height of an image.
