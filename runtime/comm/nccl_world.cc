@@ -21,6 +21,14 @@
 namespace tessera {
 namespace {
 
+// The first in which each group of calls has a job of its own: before, a thread
+// may have no operation of one communicator under way while it begins one of
+// another, as messages, and communicators that close, do. (Those of a group are
+// aborted together from 2.22 on.) What is loaded may be older than the header.
+constexpr int kLeastVersion = NCCL_VERSION(2, 27, 0);
+static_assert(NCCL_VERSION_CODE >= kLeastVersion,
+              "NCCL 2.27 or later is needed");
+
 class NcclWorld : public CommWorld {
  public:
   NcclWorld(int rank, int size, Store& store, CudaDevice& device,
@@ -49,6 +57,11 @@ class NcclWorld : public CommWorld {
 
 Result<void> NcclWorld::Open() {
   TESSERA_RETURN_IF_ERROR(job_.Open([this] { return messages_.Push(); }));
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess || version < kLeastVersion) {
+    return job_.Fail(Unavailable(
+        Text("NCCL ", NcclVersion(), " is loaded: expected 2.27 or later")));
+  }
   std::vector<int> everyone(static_cast<size_t>(job_.size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   if (auto all = Group(everyone); !all) return all.error();
