@@ -10,6 +10,7 @@
 
 #include "planner/base/check.h"
 #include "runtime/comm/deadline.h"
+#include "runtime/comm/job_failure.h"
 #include "runtime/comm/nccl_calls.h"
 #include "runtime/comm/peer_errors.h"
 #include "runtime/comm/text.h"
@@ -31,9 +32,6 @@ constexpr std::chrono::milliseconds kStoreInterval{500};
 // answer of it, and for at most so long.
 const Duration kStoreTime = Duration::FromSeconds(10);
 
-// How long a rank that fails tries to tell the others.
-constexpr std::chrono::seconds kTellTime{5};
-
 // How long a communicator may take to close before it is cut off: peers that
 // are not closing theirs, or are dead, would be waited for without end.
 constexpr std::chrono::seconds kCloseTime{5};
@@ -44,10 +42,6 @@ constexpr double kStopPatience = 1;
 
 // A store that does not answer for so long has no say in who tells of a stall.
 constexpr std::chrono::seconds kAnswerPatience{1};
-
-// The first in which the communicators of a group are aborted together.
-static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 22, 0),
-              "NCCL 2.22 or later is needed");
 
 // NCCL waits for the kernels of a communicator that it aborts, and these may
 // wait, on a queue or for memory, for those of another one: all are told to
@@ -77,7 +71,7 @@ Result<void> NcclJob::Open(std::function<Result<void>()> push) {
   }
   // The n-th world of this job, by the rank's own count of its calls.
   TESSERA_TRY(const int64_t call, store_.Add(Text("nccl/calls/", rank_), 1));
-  prefix_ = Text("nccl/", call, "/");
+  prefix_ = NcclPrefix(call);
   // How long ranks wait for each other, and what interrupts them, is from here
   // on up to CheckWait.
   store_.set_timeout(kStoreTime);
@@ -123,22 +117,7 @@ NcclJob::~NcclJob() {
 Error NcclJob::Fail(Error error) {
   if (failure_) return *failure_;
   failure_ = std::move(error);  // what follows may fail in its turn
-  const Clock::time_point deadline = Clock::now() + kTellTime;
-  store_.set_timeout(Left(deadline));
-  if (auto first = store_.Add(prefix_ + "failures", 1); first && *first == 1) {
-    store_.set_timeout(Left(deadline));
-    (void)store_.Set(prefix_ + "failure",
-                     PackError(RankFailed(rank_, *failure_)));
-  } else if (first) {
-    // Get waits for an answer longer than for the value, by as much at most.
-    const auto half = Duration::FromSeconds(0.5 * Left(deadline).seconds());
-    store_.set_timeout(half);
-    const auto why =
-        store_.Get(prefix_ + "failure",
-                   std::min(half, Duration::FromSeconds(1)), "its reason");
-    const auto told = why ? UnpackError(*why) : std::nullopt;
-    if (told) failure_ = told;
-  }
+  failure_ = PublishFailure(store_, prefix_, rank_, *failure_);
   Abort(comms_);
   comms_.clear();
   return *failure_;
@@ -198,6 +177,11 @@ Result<void> NcclJob::CheckHealth() {
     const auto failures = PollFailures();
     if (!failures) return Fail(failures.error());
     if (*failures) TESSERA_RETURN_IF_ERROR(CheckFailures(**failures));
+    const auto gone = store_.Poll(kGoneKey, 0);
+    if (!gone) return Fail(gone.error());
+    if (*gone && **gone > 0) {
+      return Fail(RankLeft(static_cast<int>(**gone - 1), rank_));
+    }
   }
   const InFlight::Front oldest = in_flight_.Oldest();
   if (oldest.operation == nullptr) return {};
@@ -210,7 +194,7 @@ Result<void> NcclJob::CheckHealth() {
 
 // The store's count of them; nothing until it has answered.
 Result<std::optional<int64_t>> NcclJob::PollFailures() {
-  TESSERA_TRY(const auto failures, store_.Poll(prefix_ + "failures", 0));
+  TESSERA_TRY(const auto failures, store_.Poll(FailuresKey(prefix_), 0));
   failures_asked_ = !failures.has_value();
   if (failures) store_answered_ = Clock::now();
   return failures;

@@ -29,6 +29,8 @@ constexpr auto kGrace = std::chrono::seconds(10);
 // A store welcomes at once: who says nothing for so long is none. But a
 // launcher's socket listens before rank 0, which a busy host delays, serves it.
 constexpr auto kWelcomeTime = std::chrono::seconds(30);
+// Rank 0 may have ended, or hang.
+constexpr auto kGoodbyeTime = std::chrono::seconds(1);
 // Between attempts to reach rank 0; longer where they ask the servers of names.
 constexpr auto kAttemptPause = std::chrono::milliseconds(20);
 constexpr auto kNamePause = std::chrono::seconds(1);
@@ -53,6 +55,16 @@ class Client : public Store {
         fd_(std::move(fd)),
         rank_(options.rank),
         address_(std::move(address)) {}
+
+  ~Client() override {
+    if (!welcome_) return;
+    // An interrupted wait leaves the connection well.
+    if (failure_ && failure_->code != ErrorCode::kInterrupted) return;
+    failure_.reset();
+    stop_ = nullptr;
+    (void)Request(wire::kSet, wire::LeftKey(rank_), "", 0,
+                  Clock::now() + kGoodbyeTime, kRankZero);
+  }
 
   // Ends after the connection to it, with this object.
   void Own(std::unique_ptr<StoreServer> server) { server_ = std::move(server); }
@@ -83,7 +95,8 @@ class Client : public Store {
       return Stranger("what listens", "is not a store of Tessera");
     }
     const auto status = static_cast<uint8_t>(welcome[12]);
-    if (status == wire::kOk) return true;
+    welcome_ = status == wire::kOk;
+    if (welcome_) return true;
     if (status == wire::kCameBefore) {
       return Stranger("the store", Text("has met a rank ", options.rank,
                                         " already and may be another job's"));
@@ -296,6 +309,7 @@ class Client : public Store {
   FileDescriptor fd_;                    // does not block
   const int rank_;
   const std::string address_;
+  bool welcome_ = false;
   std::string out_;  // to be sent
   std::string in_;   // received and not yet taken
   std::vector<Question> questions_;

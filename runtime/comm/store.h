@@ -46,6 +46,10 @@ struct StoreOptions {
   const std::atomic<bool>* stop = nullptr;
 };
 
+// A counter that rank 0's server keeps: once a rank has ended, or its
+// connection is lost, without closing its Store, that rank + 1, of the first.
+inline constexpr char kGoneKey[] = "gone";
+
 class Store {
  public:
   // REQUIRES: 0 <= rank < size.
@@ -58,8 +62,9 @@ class Store {
   // error on every rank.
   static Result<std::unique_ptr<Store>> Open(const StoreOptions& options);
 
-  // On rank 0 waits, at most 5 s, until the other ranks have closed theirs and,
-  // where the job has ended as Open says, until all have been told.
+  // Says goodbye, for which rank 0 has a second. On rank 0 waits, at most 5 s,
+  // until the other ranks have closed theirs and, where the job has ended as
+  // Open says, until all have been told.
   virtual ~Store() = default;
 
   // What follows waits for rank 0's answer. After the first that had none (in

@@ -22,6 +22,7 @@
 #include "planner/base/start_thread.h"
 #include "runtime/comm/peer_errors.h"
 #include "runtime/comm/socket.h"
+#include "runtime/comm/store.h"
 #include "runtime/comm/store_wire.h"
 #include "runtime/comm/text.h"
 #include "runtime/descriptor_limit.h"
@@ -69,6 +70,7 @@ class Server : public StoreServer {
     std::string out;
     bool greeted = false;
     bool closing = false;  // close once `out` is sent
+    int rank = -1;         // that was welcome
     Clock::time_point since;
   };
   struct Waiter {
@@ -142,7 +144,21 @@ class Server : public StoreServer {
   std::list<Connection>::iterator Drop(std::list<Connection>::iterator c) {
     std::erase_if(waiters_,
                   [&](const Waiter& w) { return w.connection == &*c; });
-    return connections_.erase(c);
+    const int rank = c->rank;
+    const auto next = connections_.erase(c);
+    if (rank >= 0 && !values_.contains(wire::LeftKey(rank))) TellGone(rank);
+    return next;
+  }
+
+  // Of the first rank alone: others may have ended for that.
+  void TellGone(int rank) {
+    const auto there = values_.find(kGoneKey);
+    std::string none;
+    wire::Append(none, int64_t{0});
+    if (there != values_.end() && there->second != none) return;
+    std::string gone;
+    wire::Append(gone, int64_t{rank} + 1);
+    Store(kGoneKey, std::move(gone));
   }
 
   // False when the connection is to be dropped.
@@ -234,6 +250,7 @@ class Server : public StoreServer {
     const bool first = rank >= size_ || came_.insert(rank).second;
     if (!refusal) {
       Welcome(c, first ? wire::kOk : wire::kCameBefore);
+      if (first) c.rank = rank;
     } else {
       Welcome(c, StatusOf(*refusal));
       wire::Append(c.out, static_cast<uint32_t>(refusal->message.size()));

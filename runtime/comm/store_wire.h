@@ -8,6 +8,8 @@
 //             key, value
 //   reply     status u8, length u32, value (of a job that has ended why)
 // `argument` is the delta of an add and the timeout of a get in milliseconds.
+// A rank that closes its store sets LeftKey before: of one that has not, and
+// whose connection ends, the server tells by kGoneKey (runtime/comm/store.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +38,10 @@ enum Status : uint8_t {
   kDisagreement = 4,   // ends the job with kInvalidInput
   kNoDescriptors = 5,  // with kUnavailable
 };
+
+inline std::string LeftKey(int rank) {
+  return "left/" + std::to_string(rank);
+}
 
 template <typename T>
 void Append(std::string& bytes, T value) {

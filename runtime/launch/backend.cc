@@ -17,6 +17,7 @@
 #include "runtime/device/cpu_device.h"
 
 #ifdef TESSERA_HAS_CUDA
+#include "runtime/comm/job_failure.h"
 #include "runtime/comm/nccl_world.h"
 #include "runtime/device/cuda_device.h"
 #endif
@@ -52,6 +53,20 @@ bool IsSet(const char* variable) {
   const char* const value = std::getenv(variable);
   return value != nullptr && *value != '\0' && std::string_view(value) != "0";
 }
+
+#ifdef TESSERA_HAS_CUDA
+Result<std::unique_ptr<CudaDevice>> DeviceOfRank(
+    const RankEnvironment& environment, int threads) {
+  const HostRanks ranks = HostRanksOf(environment, CudaDeviceCount());
+  TESSERA_TRY(const int ordinal, GpuOfRank(ranks));
+  if (RanksPerGpu(ranks) > 1) {
+    for (const Variable& variable : SharedGpuVariables(environment.rank)) {
+      setenv(variable.name.c_str(), variable.value.c_str(), /*overwrite=*/0);
+    }
+  }
+  return MakeCudaDevice(ordinal, threads);
+}
+#endif
 
 }  // namespace
 
@@ -183,17 +198,16 @@ Result<RankSeat> JoinJob(const Backend& backend,
     return seat;
   }
 #ifdef TESSERA_HAS_CUDA
-  const HostRanks ranks = HostRanksOf(environment, CudaDeviceCount());
-  TESSERA_TRY(const int ordinal, GpuOfRank(ranks));
-  if (RanksPerGpu(ranks) > 1) {
-    for (const Variable& variable : SharedGpuVariables(environment.rank)) {
-      setenv(variable.name.c_str(), variable.value.c_str(), /*overwrite=*/0);
-    }
+  auto device = DeviceOfRank(environment, threads);
+  if (!device) {
+    // The others would wait for this one in their first world.
+    PublishFailure(*seat.store, NcclPrefix(1), environment.rank,
+                   device.error());
+    return device.error();
   }
-  TESSERA_TRY(auto device, MakeCudaDevice(ordinal, threads));
   TESSERA_TRY(seat.world, MakeNcclWorld(environment.rank, environment.size,
-                                        *seat.store, *device, options));
-  seat.device = std::move(device);
+                                        *seat.store, **device, options));
+  seat.device = *std::move(device);
   return seat;
 #else
   return VisibleGpus().error();

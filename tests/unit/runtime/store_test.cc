@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "planner/base/rng.h"
+#include "runtime/comm/job_failure.h"
 #include "runtime/comm/peer_errors.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/store_wire.h"
@@ -260,6 +261,59 @@ TEST(StoreTest, TheLastWordOfARankCounts) {
   server.Continue();
   EXPECT_EQ((*other)->Get("key", Duration::FromSeconds(5), "it").value(),
             "value");
+}
+
+// The first one that ends without a word is told of, and no other.
+TEST(StoreTest, ARankThatEndsWithoutClosingItsStoreIsGone) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const auto options = [&](int rank) {
+    StoreOptions result = LocalStore(socket, rank);
+    result.size = 4;
+    return result;
+  };
+  const auto store = Store::Open(options(0));
+  ASSERT_TRUE(store) << store.error().ToString();
+  const auto gone = [&] { return (*store)->Add(kGoneKey, 0).value(); };
+  EXPECT_TRUE(Store::Open(options(1)));  // and closes it
+  const std::atomic<bool> stop = true;
+  {
+    auto interrupted = Store::Open(options(2));
+    ASSERT_TRUE(interrupted);
+    (*interrupted)->set_stop(&stop);
+    EXPECT_FALSE((*interrupted)->Get("never", Duration::FromSeconds(9), "it"));
+  }
+  EXPECT_EQ(gone(), 0);
+  const int fd = Connected(socket.port);
+  std::string greeting;
+  wire::Append(greeting, wire::kMagic);
+  wire::Append(greeting, wire::kVersion);
+  wire::Append(greeting, uint32_t{3});
+  wire::Append(greeting, int32_t{3});
+  wire::Append(greeting, int32_t{4});
+  greeting += "job";
+  ASSERT_EQ(send(fd, greeting.data(), greeting.size(), 0),
+            std::ssize(greeting));
+  char welcome[wire::kWelcomeBytes];
+  ASSERT_EQ(recv(fd, welcome, sizeof(welcome), MSG_WAITALL),
+            std::ssize(welcome));
+  close(fd);
+  for (int wait = 0; wait < 500 && gone() == 0; ++wait) usleep(10'000);
+  EXPECT_EQ(gone(), 3 + 1);
+}
+
+// Where a rank fails before it has a world the others learn of it in theirs.
+TEST(JobFailureTest, TheFirstOneIsTheJobs) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const auto zero = Store::Open(LocalStore(socket, 0));
+  const auto one = Store::Open(LocalStore(socket, 1));
+  ASSERT_TRUE(zero && one);
+  const std::string prefix = NcclPrefix(1);
+  EXPECT_EQ((*zero)->Add(FailuresKey(prefix), 0).value(), 0);
+  const Error first = Unavailable("no memory");
+  EXPECT_EQ(PublishFailure(**one, prefix, 1, first), first);
+  EXPECT_EQ((*zero)->Add(FailuresKey(prefix), 0).value(), 1);
+  EXPECT_EQ(PublishFailure(**zero, prefix, 0, Unavailable("another failed")),
+            RankFailed(1, first));
 }
 
 TEST(StoreTest, PollDoesNotWait) {
