@@ -38,12 +38,6 @@ Result<std::unique_ptr<PreparedExchange>> PreparedExchange::Make(
               device.Allocate(all_sets, MemoryCategory::kCommunication));
   device.Zero(exchange->memory_, all_sets);
   exchange->buffer_bytes_ = one;
-  if (exchange->kind_ == CommKind::kSendRecv) {
-    const ChannelEnd ends[] = {kThere, kBack};
-    const std::vector<int64_t> sizes[] = {{key.payload.value},
-                                          {key.payload.value}};
-    TESSERA_RETURN_IF_ERROR(exchange->group_->OpenChannels(ends, sizes));
-  }
   // A shift's go to the rank before and come from the one behind.
   const auto self = static_cast<size_t>(exchange->group_->rank());
   exchange->shift_send_.assign(ranks.size(), 0);
@@ -52,6 +46,14 @@ Result<std::unique_ptr<PreparedExchange>> PreparedExchange::Make(
   exchange->shift_send_[(self + ranks.size() - 1) % ranks.size()] = all;
   exchange->shift_receive_[(self + 1) % ranks.size()] = all;
   return exchange;
+}
+
+Result<void> PreparedExchange::Open() {
+  if (!takes_part() || kind_ != CommKind::kSendRecv) return {};
+  const int64_t bytes = count_ * SizeOf(DType::kFloat32);
+  const ChannelEnd ends[] = {kThere, kBack};
+  const std::vector<int64_t> sizes[] = {{bytes}, {bytes}};
+  return group_->OpenChannels(ends, sizes);
 }
 
 PreparedExchange::~PreparedExchange() {

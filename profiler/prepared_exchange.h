@@ -30,7 +30,7 @@ bool SharesPayload(CommKind kind);
 class PreparedExchange {
  public:
   // Both outlive it. All ranks of `world` call it, those that are left over,
-  // too.
+  // too. An error of one alone is that it has no memory.
   static Result<std::unique_ptr<PreparedExchange>> Make(const ProfileKey& key,
                                                         RankDevice& device,
                                                         CommWorld& world,
@@ -42,6 +42,8 @@ class PreparedExchange {
   // False of a rank that is left over.
   bool takes_part() const { return group_ != nullptr; }
 
+  // Before the first Run, by all that take part.
+  Result<void> Open();
   Result<void> Run();
 
  private:

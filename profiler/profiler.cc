@@ -103,12 +103,14 @@ Result<std::optional<Measurement>> TimeCase(const TimedCase& timed,
   const int all = world.world_size();
   if (timed.kernel == nullptr) {
     const int ranks = timed.key->ranks;
-    TESSERA_TRY(
-        const auto exchange,
-        PreparedExchange::Make(*timed.key, device, world, stopwatch.rotated()));
+    const auto exchange =
+        PreparedExchange::Make(*timed.key, device, world, stopwatch.rotated());
+    TESSERA_TRY(const double without, sums.Sum(exchange ? 0.0 : 1.0));
+    if (without > 0) return std::optional<Measurement>();
+    TESSERA_RETURN_IF_ERROR((*exchange)->Open());
     TESSERA_TRY(Measurement row,
-                stopwatch.Time({.run = [&] { return exchange->Run(); },
-                                .takes_part = exchange->takes_part(),
+                stopwatch.Time({.run = [&] { return (*exchange)->Run(); },
+                                .takes_part = (*exchange)->takes_part(),
                                 .ranks = all / ranks * ranks},
                                left_s));
     return std::optional(row);

@@ -117,7 +117,9 @@ Result<void> ReadGpus(const Options& options,
 // is that of a rank, if this process is one of several.
 Result<ProfileJob> ReadProfileJob(
     const Options& options, const std::optional<RankEnvironment>& environment) {
-  TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
+  // The other ranks' hosts need not have the folder.
+  const bool writes = !environment || environment->rank == 0;
+  if (writes) TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
   ProfileJob job;
   TESSERA_TRY(job.backend, BackendOf(options));
   if (options.time_limit_s && *options.time_limit_s <= 0) {
@@ -136,8 +138,10 @@ Result<ProfileJob> ReadProfileJob(
   } else {
     TESSERA_RETURN_IF_ERROR(ReadHost(options, job));
   }
-  TESSERA_TRY(job.known,
-              ProfileToExtend(options.output, job.origin, options.again));
+  if (writes) {
+    TESSERA_TRY(job.known,
+                ProfileToExtend(options.output, job.origin, options.again));
+  }
   const Inputs& inputs = job.inputs;
   const Cluster& cluster = inputs.cluster;
   const auto add = [&](const Graph& graph, const std::vector<Plan>& plans) {
@@ -301,6 +305,7 @@ Result<int> ProfileAsRank(const Options& options,
                                      ThreadsOf(options, environment.local_size),
                                      &CatchInterrupts()));
   auto code = ProfileInWorld(options, job, seat);
+  if (!code) seat.world->Abort(code.error().ToString());
   if (code && *code != 0) EndBehindRankZero(seat);
   return code;
 }

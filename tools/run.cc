@@ -415,7 +415,12 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   const Graph& graph = job.inputs.graph;
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);
-  TESSERA_TRY(TrainingJob training, SetUp(options, job, tasks, seat));
+  auto set_up = SetUp(options, job, tasks, seat);
+  if (!set_up) {
+    seat.world->Abort(set_up.error().ToString());
+    return set_up.error();
+  }
+  TrainingJob& training = *set_up;
   const bool prints = seat.world->world_rank() == 0;
   if (prints) PrintBeginning(options, job, tasks);
   std::ofstream file;

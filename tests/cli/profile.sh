@@ -104,6 +104,25 @@ json "j['left_out'] == 0 and j['rows'] == $(wc -l <"$work/after")" \
 json 'j["measured"] == 0 and j["left_out"] == 0' "$work/out.json" >/dev/null
 rows "$work/y.json" | cmp - "$work/after" || fail "rows changed"
 
+# Rank 0 alone reads and writes the file: other ranks' hosts need not have its
+# folder. Where rank 0 cannot write it the others end for that.
+mkdir "$work/first"
+export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000))
+rank=(profile "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2,mbs=4
+  --time-limit 1000)
+RANK=0 "$tessera" "${rank[@]}" -o "$work/first/z.json" >/dev/null 2>"$work/err0" &
+job=$!
+for _ in $(seq 300); do
+  if grep -q "waiting for rank 1" "$work/err0"; then break; fi
+  sleep 0.1
+done
+rmdir "$work/first"
+RANK=1 fails 1 "rank 0 aborted: .*z.json" "${rank[@]}" -o "$work/second/z.json"
+code=0
+wait $job || code=$?
+[[ $code == 2 ]] || fail "exit code $code: $(cat "$work/err0")"
+unset WORLD_SIZE MASTER_ADDR MASTER_PORT
+
 # Two at once add to one file.
 both=("$tessera" profile "${tiny[@]}" --nproc 1 --json -o "$work/both.json")
 "${both[@]}" --strategy mbs=8 >"$work/out.json" 2>/dev/null &
