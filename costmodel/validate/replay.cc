@@ -144,7 +144,7 @@ template <size_t kRows>
 std::optional<std::string_view> StackIn(const StackName (&table)[kRows],
                                         const std::string& text) {
   for (const StackName& row : table) {
-    if (Has(text, row.word)) return row.stack;
+    if (HasStem(text, row.word)) return row.stack;
   }
   return {};
 }

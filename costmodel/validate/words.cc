@@ -306,13 +306,16 @@ constexpr AttentionName kAttentionNames[] = {
     {"3", StackAttention::kFused},
 };
 
-// Where a word begins in a text; beyond its end where it does not.
-size_t PositionOf(std::string_view text, std::string_view word) {
+// Where a word begins in a text; beyond its end where it does not. Of a stem
+// more letters may follow.
+size_t PositionOf(std::string_view text, std::string_view word,
+                  bool is_stem = false) {
   for (size_t at = text.find(word); at != std::string_view::npos;
        at = text.find(word, at + 1)) {
     const size_t end = at + word.size();
     const bool begins = at == 0 || !GoesOn(text[at - 1], text[at]);
-    const bool ends = end == text.size() || !GoesOn(text[end - 1], text[end]);
+    const bool ends = end == text.size() || !GoesOn(text[end - 1], text[end]) ||
+                      (is_stem && IsLetter(text[end]));
     if (begins && ends) return at;
   }
   return std::string_view::npos;
@@ -326,6 +329,10 @@ bool Has(std::string_view text, std::string_view part) {
 
 bool HasWord(std::string_view text, std::string_view part) {
   return PositionOf(text, part) != std::string_view::npos;
+}
+
+bool HasStem(std::string_view text, std::string_view part) {
+  return PositionOf(text, part, /*is_stem=*/true) != std::string_view::npos;
 }
 
 std::string Lower(std::string text) {
@@ -398,7 +405,7 @@ std::optional<ZeroWords> ReadZero(std::string_view words) {
     return zero;
   }
   for (const ZeroName& row : kZeroNames) {
-    if (!Has(text, row.word)) continue;
+    if (!HasStem(text, row.word)) continue;
     zero.stage = row.stage;
     return zero;
   }
@@ -415,7 +422,7 @@ std::optional<RecomputeWords> ReadRecompute(std::string_view said) {
     return RecomputeWords{kAll, {}, {}, 2};
   }
   for (const RecomputeName& row : kRecomputeNames) {
-    if (!Has(text, row.word)) continue;
+    if (!HasStem(text, row.word)) continue;
     RecomputeWords words{row.level, row.kept, row.again};
     // "block 1", "full (block, 4 layers)".
     const size_t digit = text.find_first_of("0123456789");

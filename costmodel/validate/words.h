@@ -23,6 +23,10 @@ bool Has(std::string_view text, std::string_view part);
 // "a100".
 bool HasWord(std::string_view text, std::string_view part);
 
+// Whether a word of `text` begins with `part`: "checkpoint" is in "gradient
+// checkpointing", "stage 1" not in "stage 12", and "full" not in "carefully".
+bool HasStem(std::string_view text, std::string_view part);
+
 // ASCII letters only.
 std::string Lower(std::string text);
 

@@ -32,6 +32,17 @@ TEST(Words, StandApart) {
   EXPECT_FALSE(HasWord("", "a10"));
 }
 
+TEST(Words, BeginWithStems) {
+  EXPECT_TRUE(HasStem("gradient checkpointing", "checkpoint"));
+  EXPECT_TRUE(HasStem("zero-2-like", "zero-2"));
+  EXPECT_FALSE(HasStem("carefully", "full"));
+  EXPECT_FALSE(HasStem("stage 12", "stage 1"));
+  EXPECT_TRUE(HasStem("stage 12, stage 1", "stage 1"));
+  EXPECT_FALSE(ReadZero("stage 12").has_value());
+  EXPECT_FALSE(ReadZero("by dynamics").has_value());
+  EXPECT_FALSE(ReadRecompute("chosen carefully").has_value());
+}
+
 TEST(Words, AreDenied) {
   const struct {
     const char* text;
