@@ -58,11 +58,14 @@ constexpr std::array kPaths = {
             "device_types[*].upkeep.mtbf"},
     PathRow{"fabric.intra.bandwidth", "NVLink, or PCIe where there is none",
             ""},
-    PathRow{"fabric.intra.latency", "the same", ""},
+    PathRow{"fabric.intra.latency",
+            "the same, with the time that collectives take to start", ""},
     PathRow{"fabric.pcie.bandwidth", "links to bridges, hosts and NICs", ""},
-    PathRow{"fabric.pcie.latency", "the same", ""},
+    PathRow{"fabric.pcie.latency",
+            "the same, with the time that collectives take to start", ""},
     PathRow{"fabric.inter.bandwidth", "of a NIC; trunks change with it", ""},
-    PathRow{"fabric.inter.latency", "of a NIC; trunks change with it", ""},
+    PathRow{"fabric.inter.latency",
+            "the same, with the time that collectives take to start", ""},
 };
 
 constexpr std::string_view kModelPrefix = "model.";
@@ -345,7 +348,9 @@ Result<void> ApplyField(const Setting& setting, Cluster& cluster,
       return UnknownPath(setting.path);
     }
     // Another place than the path's is said, too.
-    if (error.where != field.path) error.message = error.ToString();
+    if (error.where != field.path) {
+      error.message = "'" + setting.value + "' gives " + error.ToString();
+    }
     return Error{error.code, error.message, ""};
   }
   if (!std::ranges::equal(cluster.link_types, changed->link_types, {},
@@ -353,6 +358,9 @@ Result<void> ApplyField(const Setting& setting, Cluster& cluster,
     notes.push_back(setting.path +
                     ": changes only collectives that a --profile has the time "
                     "of; link.bandwidth changes the others, and --slow both");
+  }
+  if (amount.value == 0 && field.path.find(".upkeep.") != std::string::npos) {
+    notes.push_back(setting.path + ": 0 stands for a figure that is not known");
   }
   cluster = *std::move(changed);
   return {};

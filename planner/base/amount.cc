@@ -93,6 +93,11 @@ Result<Amount> ParseWithUnits(std::string_view text,
   if (split->unit.empty()) {
     return Amount{Dimension::kNumber, split->number, std::string(text)};
   }
+  // "1-4" and "1..4".
+  if (split->unit[0] == '-' || split->unit[0] == '.') {
+    return InvalidInput("'" + std::string(text) +
+                        "' is no number: a list is written 1,2,3,4");
+  }
   const auto unit = Find("unit", units, split->unit);
   if (!unit) {
     return InvalidInput("'" + std::string(text) + "': " + unit.error().message);

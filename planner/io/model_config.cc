@@ -31,7 +31,10 @@ std::string GraphName(const std::string& path) {
   std::error_code error;
   const std::filesystem::path whole = std::filesystem::absolute(path, error);
   if (error) return "model";
-  return whole.lexically_normal().parent_path().filename().string();
+  const std::filesystem::path file = whole.lexically_normal();
+  return (file.filename() == "config.json" ? file.parent_path().filename()
+                                           : file.stem())
+      .string();
 }
 
 Error NotRegular(const std::string& path) {

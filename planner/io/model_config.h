@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-// The name of the model whose config is at `path`: of the file's folder, as the
-// files themselves are all called alike, or in the zoo.
+// The name of the model whose config is at `path`: the file's, or of its folder
+// where it is a config.json, as most are called; or in the zoo.
 std::string GraphName(const std::string& path);
 
 // Of a model that is a pipe or a device.

@@ -45,6 +45,10 @@ TEST(Amount, AWrongUnitNamesTheNearOne) {
     EXPECT_THAT(amount.error().message, HasSubstr("unknown unit")) << text;
     EXPECT_THAT(amount.error().message, HasSubstr("known: %, x, B")) << text;
   }
+  for (const char* range : {"1-4", "1..4", "100-200Gb/s"}) {
+    EXPECT_THAT(ParseAmount(range).error().message,
+                HasSubstr("is no number: a list is written 1,2,3,4"));
+  }
   EXPECT_FALSE(ParseAmount(""));
   // In letters the nearest is 'B', or 'KiB'.
   EXPECT_THAT(ParseAmount("1KB").error().message,

@@ -25,6 +25,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 
 Scenario Tiny(std::vector<Setting> settings = {}) {
@@ -247,6 +248,9 @@ TEST(Scenario, FabricByClassInBitsOrBytesOrTimes) {
   EXPECT_EQ(
       ReferenceLink(twice.cluster, LinkClass::kIntra)->latency.picoseconds,
       2 * ReferenceLink(base.cluster, LinkClass::kIntra)->latency.picoseconds);
+  EXPECT_EQ(
+      ReferenceLink(twice.cluster, LinkClass::kIntra)->start.picoseconds,
+      2 * ReferenceLink(base.cluster, LinkClass::kIntra)->start.picoseconds);
   const Case alone = Made({{"nodes", "1"}, {"fabric.inter.latency", "2x"}});
   EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("no such links")));
 }
@@ -261,6 +265,15 @@ TEST(Scenario, PartedLinkTypesAreNamedAfterTheirClass) {
     EXPECT_EQ(cluster.link_types.back().name,
               cluster.link_types[0].name + "-" + name);
   }
+}
+
+TEST(Scenario, ZeroStandsForWhatIsNotKnown) {
+  EXPECT_THAT(Made({{"device.mtbf", "0h"}}).notes,
+              ElementsAre("device.mtbf: 0 stands for a figure that is not "
+                          "known"));
+  EXPECT_THAT(Made({{"device.price", "2USD/h"}, {"device.price", "0x"}}).notes,
+              ElementsAre(HasSubstr("device.price: 0")));
+  EXPECT_THAT(Made({{"device.price", "2USD/h"}}).notes, IsEmpty());
 }
 
 TEST(Scenario, WrongSettingsAreErrors) {
@@ -283,7 +296,8 @@ TEST(Scenario, WrongSettingsAreErrors) {
   EXPECT_THAT(ErrorOf({{"dtype", "bf17"}}), HasSubstr("dtype"));
   // The field that is wrong, where it is not the path itself.
   EXPECT_THAT(ErrorOf({{"device.bandwidth", "0x"}}),
-              HasSubstr("device_types[0].memory_bandwidth_bytes_per_second"));
+              HasSubstr("device.bandwidth: '0x' gives device_types[0].memory_"
+                        "bandwidth_bytes_per_second"));
   EXPECT_THAT(ErrorOf({{"device.flops", "1e300x"}}),
               AllOf(HasSubstr("device.flops: device_types[0].peak_fp64_flops_"
                               "per_second: must be 0 or in [1e+09, 1e+21], is"),
