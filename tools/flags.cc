@@ -561,8 +561,8 @@ std::span<const Flag> Flags() {
        "Daly 2006)",
        SetInteger<&Options::checkpoint_every, 1, 1 << 30>},
       {"--restart", "TIME",
-       "from a failure until the state is read again, where device.mtbf is "
-       "known (default: 5min, assumed)",
+       "from a failure until the state begins to be read again, where "
+       "device.mtbf is known (default: 5min, assumed)",
        SetAmount<&Options::restart_s, Dimension::kTime>},
       {"--scaling-limit", "SHARE",
        "up to how many devices efficiency (tokens a second and device, over "

@@ -3,6 +3,7 @@
 // in which their fields are given.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -61,5 +62,11 @@ class Json {
   std::string text_ = "null";  // kPlain, as printed
   std::vector<Field> fields_;  // kObject; kArray with empty keys
 };
+
+// Null where there is nothing.
+template <typename T>
+Json OrNull(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
+}
 
 }  // namespace tessera

@@ -142,9 +142,9 @@ Json RunJson(const RunReport& report) {
         Json::Object(
             {{"step_time_s", result.step_time.seconds()},
              {"model_tflops_per_gpu", report.rates.model_tflops_per_gpu},
-             {"mfu", report.rates.mfu},
-             {"mfu_causal", report.rates.mfu_causal},
-             {"hfu", report.rates.hfu},
+             {"mfu", OrNull(report.rates.mfu)},
+             {"mfu_causal", OrNull(report.rates.mfu_causal)},
+             {"hfu", OrNull(report.rates.hfu)},
              {"breakdown", BreakdownJson(report.measured)}})},
        {"predicted",
         Json::Object(

@@ -6,19 +6,12 @@
 #include "planner/base/format.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/describe.h"
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "tools/text.h"
 
 namespace tessera {
 namespace {
-
-FlopsPerSecond PeakOf(const Cluster& cluster, DType dtype) {
-  FlopsPerSecond peak;
-  for (size_t d = 0; d < cluster.devices.size(); ++d) {
-    peak += cluster.TypeOf(DeviceId(static_cast<int64_t>(d))).Peak(dtype);
-  }
-  return peak;
-}
 
 std::string Line(std::string_view label, const std::string& text) {
   constexpr size_t kWidth = 14;
@@ -149,22 +142,21 @@ double RecomputedFlops(const Graph& graph, const Cluster& cluster,
 Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
                         const Plan& plan, Duration step_time) {
   const double seconds = step_time.seconds();
-  const auto devices = static_cast<double>(cluster.devices.size());
-  const double peak = PeakOf(cluster, graph.dtype).value;
+  const auto devices = static_cast<double>(World(plan).devices.size());
+  const auto utilization = [&](double flops) {
+    return UtilizationOf({flops}, cluster, plan, graph.dtype, step_time);
+  };
   Throughput result;
   result.tokens_per_s =
       static_cast<double>(graph.global_batch * graph.seq_len) / seconds;
   result.tokens_per_s_per_gpu = result.tokens_per_s / devices;
   result.model_flops = ModelFlops(graph).value;
   result.model_tflops_per_gpu = result.model_flops / seconds / devices * 1e-12;
-  result.mfu = result.model_flops / (seconds * peak);
+  result.mfu = utilization(result.model_flops);
   result.mfu_causal =
-      ModelFlops(graph, /*halve_causal=*/true).value / (seconds * peak);
-  result.peak_is_assumed = std::ranges::all_of(
-      cluster.device_types,
-      [](const DeviceType& type) { return type.shared_memory; });
-  const double again = RecomputedFlops(graph, cluster, plan);
-  result.hfu = (result.model_flops + again) / (seconds * peak);
+      utilization(ModelFlops(graph, /*halve_causal=*/true).value);
+  result.hfu =
+      utilization(result.model_flops + RecomputedFlops(graph, cluster, plan));
   return result;
 }
 
@@ -173,14 +165,14 @@ std::string FlopsText(const Throughput& rates) {
       FormatRate({rates.model_tflops_per_gpu * 1e12}) + " per device";
   if (rates.model_flops == 0)
     return "not known: its operators do not say theirs";
-  if (rates.peak_is_assumed) return rate;
+  if (!rates.mfu) return rate;
   const std::string causal =
       rates.mfu_causal == rates.mfu
           ? ""
-          : " (causal attention halved: " + FormatPercent(rates.mfu_causal) +
+          : " (causal attention halved: " + FormatPercent(*rates.mfu_causal) +
                 ")";
-  return rate + ": MFU " + FormatPercent(rates.mfu) + causal + ", HFU " +
-         FormatPercent(rates.hfu);
+  return rate + ": MFU " + FormatPercent(*rates.mfu) + causal + ", HFU " +
+         FormatPercent(*rates.hfu);
 }
 
 std::vector<BreakdownPart> PartsOf(const Breakdown& breakdown) {
@@ -263,9 +255,9 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
        {"tokens_per_s_per_gpu", rates.tokens_per_s_per_gpu},
        {"model_flops", rates.model_flops},
        {"model_tflops_per_gpu", rates.model_tflops_per_gpu},
-       {"mfu", rates.mfu},
-       {"mfu_causal", rates.mfu_causal},
-       {"hfu", rates.hfu},
+       {"mfu", OrNull(rates.mfu)},
+       {"mfu_causal", OrNull(rates.mfu_causal)},
+       {"hfu", OrNull(rates.hfu)},
        {"memory",
         Json::Object(
             {{"peak_bytes",

@@ -1,6 +1,7 @@
 #pragma once
 // How the predicted step of a plan is shown.
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,18 +14,16 @@
 
 namespace tessera {
 
-// Rates of a step, by model FLOPs (planner/ir/graph.h). `peak` is the dense
-// peak of the graph's dtype, summed over the devices of the cluster.
+// Rates of a step, by model FLOPs (planner/ir/graph.h) and the devices that the
+// plan uses (UtilizationOf).
 struct Throughput {
   double tokens_per_s = 0;
   double tokens_per_s_per_gpu = 0;
   double model_flops = 0;
   double model_tflops_per_gpu = 0;
-  double mfu = 0;
-  double mfu_causal = 0;  // causal attention counted half
-  double hfu = 0;         // with recomputed work
-  // Of a host's cores, which are of any kind: MFU and HFU may exceed 1.
-  bool peak_is_assumed = false;
+  std::optional<double> mfu;
+  std::optional<double> mfu_causal;  // causal attention counted half
+  std::optional<double> hfu;         // with recomputed work
 };
 Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
                         const Plan& plan, Duration step_time);

@@ -2,8 +2,9 @@
 // The verbs of the command line, one row each (verbs.cc), and its entry point.
 //
 // Exit codes: 0 done; 1 a failure on the way; 2 bad input; 3 a plan, or every
-// plan that was found, does not fit the memory of the cluster (the answer is
-// printed all the same); 130 interrupted. An error is one line on standard
+// plan that was found, does not fit the memory of the cluster, or nothing is
+// the answer to a question of `whatif` (what was found is printed all the
+// same); 130 interrupted. An error is one line on standard
 // error, "tessera: where: message". Results go to standard output, progress and
 // warnings to standard error.
 

@@ -320,8 +320,8 @@ std::string HelpText() {
              "0 done; 1 a failure on the way; 2 bad input, also constraints "
              "that leave no plan; 3 the plan, or any "
              "that was found, does not fit the cluster's memory, which "
-             "'simulate' and 'search' say after printing it; 130 "
-             "interrupted.",
+             "'simulate' and 'search' say after printing it, or 'whatif' has "
+             "no answer; 130 interrupted.",
              2) +
          "\n";
   return out +

@@ -1,6 +1,7 @@
 #include "tools/whatif_output.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "costmodel/whatif/band.h"
@@ -29,6 +30,16 @@ std::string RoundedUp(Bytes bytes) {
          "GB";
 }
 
+std::optional<double> UsdOfStep(const Prediction& p) {
+  if (!p.usd_per_hour) return {};
+  return *p.usd_per_hour * p.evaluation.step_time.seconds() / 3600;
+}
+
+std::optional<double> KwhOfStep(const Prediction& p) {
+  if (!p.watts) return {};
+  return *p.watts * p.evaluation.step_time.seconds() / 3.6e6;
+}
+
 std::string BottleneckText(const Prediction& p) {
   if (p.bottleneck.empty()) return "-";
   return p.bottleneck + " " + FormatPercent(p.bottleneck_share);
@@ -37,14 +48,55 @@ std::string BottleneckText(const Prediction& p) {
 // What is longer would make the table wider than a screen, and stands below it.
 constexpr size_t kLongestProblem = 36;
 
+std::string OrDash(const std::optional<double>& value) {
+  return value ? FormatNumber(*value) : "-";
+}
+
+// What an axis changes besides the step, which a table has only beside it.
+struct UpkeepColumn {
+  std::string_view field;  // of the axis's path in a cluster file
+  std::string_view heading;
+  std::string (*text)(const Prediction& p);
+};
+constexpr std::array kUpkeepColumns = {
+    UpkeepColumn{".upkeep.price", "USD a step",
+                 [](const Prediction& p) { return OrDash(UsdOfStep(p)); }},
+    UpkeepColumn{".upkeep.power", "kWh a step",
+                 [](const Prediction& p) { return OrDash(KwhOfStep(p)); }},
+    UpkeepColumn{
+        ".upkeep.mtbf", "goodput",
+        [](const Prediction& p) { return FormatPercent(p.goodput.fraction); }},
+    UpkeepColumn{
+        "host.storage_", "goodput",
+        [](const Prediction& p) { return FormatPercent(p.goodput.fraction); }},
+};
+
+std::vector<UpkeepColumn> UpkeepColumnsOf(const std::vector<Axis>& axes) {
+  std::vector<UpkeepColumn> columns;
+  for (const UpkeepColumn& column : kUpkeepColumns) {
+    const bool varies = std::ranges::any_of(axes, [&](const Axis& axis) {
+      return FilePathOf(axis.path).find(column.field) != std::string::npos;
+    });
+    const bool is_there = std::ranges::any_of(
+        columns,
+        [&](const UpkeepColumn& c) { return c.heading == column.heading; });
+    if (varies && !is_there) columns.push_back(column);
+  }
+  return columns;
+}
+
 // The columns of a cell behind its values; a problem stands in the last.
 std::vector<Row> CellRows(const WhatifResult& result) {
   Row heading;
+  const std::vector<UpkeepColumn> upkeep = UpkeepColumnsOf(result.axes);
   for (const Axis& axis : result.axes) heading.push_back(axis.path);
   if (result.axes.empty()) heading.emplace_back("cell");
   const bool runs = result.tokens > 0;
   heading.insert(heading.end(),
                  {"devices", "step", UnitText(result) + "/s", "MFU"});
+  for (const UpkeepColumn& column : upkeep) {
+    heading.emplace_back(column.heading);
+  }
   if (runs) heading.insert(heading.end(), {"days", "cost"});
   heading.insert(heading.end(), {"memory", "held up by"});
   const auto problem = [](const Cell& cell) {
@@ -67,7 +119,8 @@ std::vector<Row> CellRows(const WhatifResult& result) {
     const Prediction& p = *cell.prediction;
     row.insert(row.end(),
                {std::to_string(p.devices), FormatTime(p.evaluation.step_time),
-                FormatCount(p.tokens_per_s), FormatPercent(p.mfu)});
+                FormatCount(p.tokens_per_s), MfuText(p)});
+    for (const UpkeepColumn& column : upkeep) row.push_back(column.text(p));
     if (runs) {
       row.push_back(DaysText(*p.run));
       row.push_back(p.run->usd       ? UsdText(*p.run->usd)
@@ -130,8 +183,8 @@ std::string CellText(const Cell& cell) {
   out += Line("step time", FormatTime(p.evaluation.step_time) + ", by " +
                                SourcesText(p.evaluation.sources, p.band));
   out += Line("throughput", FormatCount(p.tokens_per_s) + " " +
-                                std::string(p.unit) + "/s, MFU " +
-                                FormatPercent(p.mfu));
+                                std::string(p.unit) + "/s" +
+                                (p.mfu ? ", MFU " + MfuText(p) : ""));
   std::string breakdown;
   for (const BreakdownPart& part : PartsOf(p.evaluation.breakdown)) {
     if (part.time == Duration{}) continue;
@@ -152,13 +205,12 @@ std::string CellText(const Cell& cell) {
              std::string(part.name) + " " + FormatBytes(part.bytes));
   }
   out += Line("memory has", Wrap(parts, 16));
-  const double step = p.evaluation.step_time.seconds();
-  if (p.usd_per_hour) {
-    out += Line("money", UsdText(*p.usd_per_hour * step / 3600) + " a step, " +
+  if (const auto usd = UsdOfStep(p)) {
+    out += Line("money", UsdText(*usd) + " a step, " +
                              UsdText(*p.usd_per_hour) + " an hour");
   }
-  if (p.watts) {
-    out += Line("energy", FormatNumber(*p.watts * step / 3.6e6) +
+  if (const auto kwh = KwhOfStep(p)) {
+    out += Line("energy", FormatNumber(*kwh) +
                               " kWh a step (boards alone, at full power)");
   }
   if (p.goodput.fraction < 1) {
@@ -209,11 +261,6 @@ std::vector<std::pair<std::string, const Cell*>> AllCells(
   return all;
 }
 
-template <typename T>
-Json OrNull(const std::optional<T>& value) {
-  return value ? Json(*value) : Json();
-}
-
 Json PredictionJson(const Prediction& p) {
   const SourceShares& sources = p.evaluation.sources;
   const auto of_price = [&](Json value) {
@@ -223,12 +270,13 @@ Json PredictionJson(const Prediction& p) {
       {{"strategy", p.strategy},
        {"plan_name", p.plan_name},
        {"devices", p.devices},
+       {"devices_used", p.used},
        {"nodes", p.nodes},
        {"global_batch", p.global_batch},
        {"step_time_s", StepTimeJson(p.evaluation.step_time)},
        {"tokens_per_s", of_price(p.tokens_per_s)},
        {"unit", std::string(p.unit)},
-       {"mfu", of_price(p.mfu)},
+       {"mfu", OrNull(p.mfu)},
        {"feasible", p.evaluation.feasible()},
        {"violations",
         Json::ArrayOf(p.evaluation.violations,
@@ -313,6 +361,11 @@ std::string CsvNumber(double value) {
   return Json(value).OneLine();
 }
 
+// Empty where there is none.
+std::string CsvNumber(const std::optional<double>& value) {
+  return value ? CsvNumber(*value) : "";
+}
+
 // The columns of a cell behind `first`.
 Row CellHeading(Row first) {
   first.insert(first.end(),
@@ -330,20 +383,18 @@ Row CellFields(Row first, const Cell& cell) {
     return first;
   }
   const Prediction& p = *cell.prediction;
-  const double step = p.evaluation.step_time.seconds();
   first.insert(
       first.end(),
-      {std::to_string(p.devices), p.strategy, CsvNumber(step),
-       CsvNumber(p.tokens_per_s), CsvNumber(p.mfu),
-       std::to_string(p.memory.value), std::to_string(p.capacity.value),
+      {std::to_string(p.devices), p.strategy,
+       CsvNumber(p.evaluation.step_time.seconds()), CsvNumber(p.tokens_per_s),
+       CsvNumber(p.mfu), std::to_string(p.memory.value),
+       std::to_string(p.capacity.value),
        p.evaluation.feasible() ? "true" : "false", p.bottleneck,
-       CsvNumber(p.bottleneck_share),
-       p.usd_per_hour ? CsvNumber(*p.usd_per_hour * step / 3600) : "",
-       p.watts ? CsvNumber(*p.watts * step / 3.6e6) : "",
-       CsvNumber(p.goodput.fraction),
+       CsvNumber(p.bottleneck_share), CsvNumber(UsdOfStep(p)),
+       CsvNumber(KwhOfStep(p)), CsvNumber(p.goodput.fraction),
        p.run && EndlessText(p).empty() ? CsvNumber(p.run->days) : "",
-       p.run && p.run->usd ? CsvNumber(*p.run->usd) : "",
-       p.run && p.run->kwh ? CsvNumber(*p.run->kwh) : "", ProblemText(cell)});
+       p.run ? CsvNumber(p.run->usd) : "", p.run ? CsvNumber(p.run->kwh) : "",
+       ProblemText(cell)});
   return first;
 }
 
@@ -360,6 +411,10 @@ std::string ProblemText(const Cell& cell) {
     return "does not fit: " + evaluation.violations.front();
   }
   return "does not fit: " + FormatBytes(p.memory - p.capacity) + " too much";
+}
+
+std::string MfuText(const Prediction& p) {
+  return p.mfu ? FormatPercent(*p.mfu) : "-";
 }
 
 bool HasFigures(const Cell& cell) {

@@ -35,6 +35,8 @@ struct WhatifResult {
 
 // "does not fit: 12.3 GB too much", the problem, or "" where the cell is good.
 std::string ProblemText(const Cell& cell);
+// "67.0 %", or "-".
+std::string MfuText(const Prediction& p);
 // Whether it has times and bytes: it is done, possible, and not too long to be
 // priced.
 bool HasFigures(const Cell& cell);

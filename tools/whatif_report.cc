@@ -361,7 +361,7 @@ std::string CellTable(const WhatifResult& result) {
            Escaped(p.plan_name.empty() ? p.strategy : p.plan_name) + "</td>";
     add(FormatTime(p.evaluation.step_time));
     add(FormatCount(p.tokens_per_s));
-    add(FormatPercent(p.mfu));
+    add(MfuText(p));
     add(FormatBytes(p.memory) + " of " + FormatBytes(p.capacity));
     if (GoodPrediction(cell) == nullptr) {
       out += "<td class=\"no\">" + Escaped(ProblemText(cell)) + "</td>";
@@ -411,8 +411,8 @@ std::string Summary(const WhatifResult& result) {
   return "<p>Most " + UnitText(result) +
          " a second: " + Escaped(name(*fastest)) + ", with " +
          FormatCount(p.tokens_per_s) + " (a step of " +
-         FormatTime(p.evaluation.step_time) + ", " + FormatPercent(p.mfu) +
-         " MFU)" +
+         FormatTime(p.evaluation.step_time) +
+         (p.mfu ? ", " + MfuText(p) + " MFU" : "") + ")" +
          (p.bottleneck.empty() ? "" : ", held up by " + Escaped(p.bottleneck)) +
          ". Most " + UnitText(result) +
          " a second and device: " + Escaped(name(*thriftiest)) + ", with " +

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <vector>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/rent.h"
@@ -11,16 +13,6 @@
 
 namespace tessera {
 namespace {
-
-double PeakOf(const Cluster& cluster, DType dtype) {
-  double peak = 0;
-  for (const Device& device : cluster.devices) {
-    peak += cluster.device_types[static_cast<size_t>(device.type)]
-                .Peak(dtype)
-                .value;
-  }
-  return peak;
-}
 
 // Of all devices; nothing where one has no figure.
 std::optional<double> WattsOf(const Cluster& cluster) {
@@ -34,12 +26,11 @@ std::optional<double> WattsOf(const Cluster& cluster) {
   return sum;
 }
 
-// 1 / sum of 1 / M over the devices: failures add up.
-double MtbfOf(const Cluster& cluster) {
+// 1 / sum of 1 / M over the devices that a plan uses: failures add up.
+double MtbfOf(const Cluster& cluster, const std::vector<DeviceId>& used) {
   double rate = 0;
-  for (const Device& device : cluster.devices) {
-    const double mtbf =
-        cluster.device_types[static_cast<size_t>(device.type)].upkeep.mtbf;
+  for (const DeviceId device : used) {
+    const double mtbf = cluster.TypeOf(device).upkeep.mtbf;
     if (mtbf == 0) return 0;
     rate += 1 / mtbf;
   }
@@ -71,11 +62,17 @@ void NameBottleneck(Prediction& result) {
   result.bottleneck_share = most->share;
 }
 
-void FillUpkeep(const Case& of, const PredictOptions& options,
+// All that are paid for: those that stand by, too.
+const Cluster& RentedOf(const Case& of) {
+  return of.left ? *of.left : of.cluster;
+}
+
+void FillUpkeep(const Case& of, const Plan& plan, const PredictOptions& options,
                 Prediction& result) {
   const Cluster& cluster = of.cluster;
   const Graph& graph = *of.graph;
-  const Cluster& rented = of.left ? *of.left : cluster;
+  const Cluster& rented = RentedOf(of);
+  const std::vector<DeviceId> used = World(plan).devices;
   result.usd_per_hour = UsdPerHour(rented);
   result.watts = WattsOf(rented);
   if (!result.usd_per_hour) result.missing.emplace_back("device.price");
@@ -85,11 +82,15 @@ void FillUpkeep(const Case& of, const PredictOptions& options,
   GoodputInput input;
   input.step = step;
   input.every = options.run.checkpoint_every;
-  input.mtbf = MtbfOf(cluster);
+  input.mtbf = MtbfOf(cluster, used);
   if (input.mtbf == 0) result.missing.emplace_back("device.mtbf");
   input.restart = options.run.restart;
   const Host host = cluster.host.value_or(Host{});
-  const double nodes = cluster.num_nodes();
+  std::set<int> nodes_used;
+  for (const DeviceId device : used) {
+    nodes_used.insert(cluster.devices[device.index()].node);
+  }
+  const auto nodes = static_cast<double>(nodes_used.size());
   const double state = CheckpointBytes(graph, options.training) / nodes;
   if (host.storage_write.value > 0) {
     input.checkpoint = state / host.storage_write.value;
@@ -148,6 +149,19 @@ std::string_view EndlessText(const Prediction& prediction) {
          "(device.mtbf)";
 }
 
+std::optional<double> UtilizationOf(Flops work, const Cluster& cluster,
+                                    const Plan& plan, DType dtype,
+                                    Duration step) {
+  const std::vector<DeviceId> used = World(plan).devices;
+  const bool is_assumed = std::ranges::all_of(used, [&](DeviceId device) {
+    return cluster.TypeOf(device).shared_memory;
+  });
+  if (is_assumed || work == Flops{} || step == Duration{}) return {};
+  FlopsPerSecond peak;
+  for (const DeviceId device : used) peak += cluster.TypeOf(device).Peak(dtype);
+  return work.value / (step.seconds() * peak.value);
+}
+
 FullestDevice FullestOf(const Cluster& cluster, const Plan& plan,
                         const Evaluation& evaluation) {
   std::optional<FullestDevice> fullest;
@@ -193,9 +207,10 @@ Prediction Predict(const Case& of, const Plan& plan,
   const Graph& graph = *of.graph;
   const Cluster& cluster = of.cluster;
   Prediction result;
-  result.devices = static_cast<int>(cluster.devices.size());
+  const Cluster& rented = RentedOf(of);
+  result.devices = static_cast<int>(rented.devices.size());
   result.used = static_cast<int>(World(plan).devices.size());
-  result.nodes = cluster.num_nodes();
+  result.nodes = rented.num_nodes();
   result.global_batch = graph.global_batch;
   result.strategy = StrategyText(*of.index, cluster, plan);
   const Evaluator evaluator(graph, cluster, options.profile, options.training,
@@ -207,7 +222,8 @@ Prediction Predict(const Case& of, const Plan& plan,
   result.tokens_per_s =
       static_cast<double>(graph.global_batch * graph.seq_len) / step;
   result.unit = UnitOf(graph);
-  result.mfu = ModelFlops(graph).value / (step * PeakOf(cluster, graph.dtype));
+  result.mfu = UtilizationOf(ModelFlops(graph), cluster, plan, graph.dtype,
+                             result.evaluation.step_time);
   const FullestDevice fullest = FullestOf(cluster, plan, result.evaluation);
   result.memory = fullest.use.total;
   result.memory_use = fullest.use;
@@ -217,7 +233,7 @@ Prediction Predict(const Case& of, const Plan& plan,
                                        options.profile, options.training);
   }
   NameBottleneck(result);
-  FillUpkeep(of, options, result);
+  FillUpkeep(of, plan, options, result);
   return result;
 }
 

@@ -54,18 +54,18 @@ struct Prediction {
   std::string strategy;  // in words
   // TextbookName of a plan that is not uniform, where it was searched for.
   std::string plan_name;
-  int devices = 0;  // of the cluster
+  int devices = 0;  // of the cluster, but for what failures took
   int used = 0;     // by the plan
-  int nodes = 0;
+  int nodes = 0;    // of the devices
   int64_t global_batch = 0;
   Evaluation evaluation;  // with a breakdown, unless fast
   ErrorBand band;         // of its step time, under the case's stack
   double tokens_per_s = 0;
   std::string_view unit = "tokens";  // what that counts: UnitOf
-  double mfu = 0;
-  Bytes memory;          // of the fullest device
-  MemoryUse memory_use;  // the same by category
-  Bytes capacity;        // of the same
+  std::optional<double> mfu;         // UtilizationOf
+  Bytes memory;                      // of the fullest device
+  MemoryUse memory_use;              // the same by category
+  Bytes capacity;                    // of the same
   std::optional<Sensitivity> sensitivity;
   // "links between nodes"; of a plan that does not fit, the capacity that it
   // lacks. Empty where it was not asked for, neither by a breakdown nor by
@@ -85,6 +85,13 @@ struct Prediction {
   // bytes.
   bool priced() const { return evaluation.step_time > Duration{}; }
 };
+
+// The part of the dense peak in `dtype` of the devices that the plan uses that
+// so much work in a step is. Nothing of no work, in no time, and of a host's
+// cores, whose peak is assumed.
+std::optional<double> UtilizationOf(Flops work, const Cluster& cluster,
+                                    const Plan& plan, DType dtype,
+                                    Duration step);
 
 // The device that uses the largest share of its memory.
 struct FullestDevice {

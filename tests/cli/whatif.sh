@@ -151,8 +151,18 @@ check '[len(c["notes"]) for c in j["cells"]] == [1, 0, 0]'
 # A restart is of failures, which a device without mtbf does not have.
 whatif "${on[@]}" --fast --restart 10min --vary device.mtbf=0s,100d --json \
   >"$work/out.json"
-check '[len(c["notes"]) for c in j["cells"]] == [1, 0]'
-check '"--restart has no effect" in j["cells"][0]["notes"][0]'
+check '[len(c["notes"]) for c in j["cells"]] == [2, 0]'
+check '"0 stands for a figure that is not known" in j["cells"][0]["notes"][0]'
+check '"--restart has no effect" in j["cells"][0]["notes"][1]'
+
+# What an axis changes besides the step has a column beside it.
+columns=("device.power=500,700W:kWh a step" "device.price=1,2USD/h:USD a step"
+  "device.mtbf=10,20d:goodput" "host.storage_write=1,10GB/s:goodput")
+for axis in "${columns[@]}"; do
+  whatif "${on[@]}" --fast --vary "${axis%:*}" >"$work/out.txt"
+  grep -q "MFU  *${axis#*:}  *memory" "$work/out.txt" ||
+    fail "no ${axis#*:}: $(cat "$work/out.txt")"
+done
 
 # Keys that have no effect at some cells are left out there, with a note; of one
 # cluster they are an error.
@@ -288,13 +298,26 @@ check 'any("drained" in note for note in j["cells"][0]["notes"])'
 fails 2 "expected the 8 devices of dgx-a100-80gb:2 without node0" \
   whatif "${what[@]}" --cluster dgx-a100-80gb:2 --fast --fail node0 \
   --strategy dp=4
-# Healthy devices that nobody uses are paid for, as those of --replan are.
+# Healthy devices that nobody uses are paid for, as those of --replan are. MFU
+# is of those in use: what they could do in the step is as much work.
+works=()
 for flag in "--strategy tp=8,mbs=1" --replan; do
   # shellcheck disable=SC2086 # a flag and its value
   whatif --cluster dgx-a100-80gb:4 --fast $flag --fail device17 --json \
     --set device.price=2USD/h >"$work/out.json"
   check 'j["cells"][0]["usd_per_hour"] == 3 * 8 * 2'
+  check 'j["cells"][0]["devices"] == 3 * 8 >= j["cells"][0]["devices_used"]'
+  works+=("$(json '"%.4g" % (j["cells"][0]["mfu"] *
+    j["cells"][0]["devices_used"] * j["cells"][0]["step_time_s"])' \
+    "$work/out.json")")
 done
+[[ ${works[0]} == "${works[1]}" ]] || fail "MFU of other devices: ${works[*]}"
+
+# The peak of a host's cores is assumed, and nothing a part of it.
+whatif --cluster local-cpu:2 --fast >"$work/out.txt"
+grep -q "MFU" "$work/out.txt" && fail "$(cat "$work/out.txt")"
+whatif --cluster local-cpu:2 --fast --json >"$work/out.json"
+check 'j["cells"][0]["mfu"] is None'
 
 # Sensitivity, jitter, money.
 whatif "${on[@]}" --fast --sensitivity --jitter 5% --samples 10 --tokens 1B \

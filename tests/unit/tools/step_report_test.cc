@@ -57,8 +57,28 @@ TEST(StepJson, IsNullWithoutAPrice) {
     EXPECT_THAT(text, HasSubstr(field));
   }
   evaluation.step_time = {1'000'000};
-  EXPECT_THAT(StepJson(graph, cluster, plan, evaluation).OneLine(),
+  const Cluster gpus = *MakeCluster("dgx-a100-80gb:1x4");
+  EXPECT_THAT(StepJson(graph, gpus, plan, evaluation).OneLine(),
               Not(HasSubstr("null")));
+  // The peak of a host's cores is assumed.
+  EXPECT_THAT(StepJson(graph, cluster, plan, evaluation).OneLine(),
+              HasSubstr("\"mfu\": null, \"mfu_causal\": null, \"hfu\": null"));
+}
+
+// Rates of a device are of those that the plan uses, here of 4 of 8.
+TEST(ThroughputOf, CountsTheDevicesInUse) {
+  const Graph graph = testing::MlpGraph(2, 4, 4, 8, 16, 32);
+  const Cluster few = *MakeCluster("dgx-a100-80gb:1x4");
+  const Cluster all = *MakeCluster("dgx-a100-80gb:1");
+  const Plan plan = *PlanFromStrategy(graph, few, Strategy());
+  const Duration step = Duration::FromSeconds(1);
+  const Throughput alone = ThroughputOf(graph, few, plan, step);
+  const Throughput among = ThroughputOf(graph, all, plan, step);
+  ASSERT_TRUE(alone.mfu.has_value());
+  EXPECT_DOUBLE_EQ(*alone.mfu, alone.model_flops / 4 /
+                                   few.device_types[0].Peak(graph.dtype).value);
+  EXPECT_EQ(among.mfu, alone.mfu);
+  EXPECT_EQ(among.tokens_per_s_per_gpu, alone.tokens_per_s / 4);
 }
 
 }  // namespace

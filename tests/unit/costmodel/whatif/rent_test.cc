@@ -62,7 +62,8 @@ TEST(Rent, WhatStandsByBehindAFailureIsPaidFor) {
   options.fast = true;
   options.sensitivity = false;
   const Prediction prediction = Predict(made, plan, options);
-  EXPECT_EQ(prediction.devices, 16);
+  EXPECT_EQ(prediction.devices, 24);
+  EXPECT_EQ(prediction.used, 16);
   EXPECT_NEAR(*prediction.usd_per_hour, 3 * 98.32, 1e-9);
   EXPECT_EQ(*prediction.watts, 24 * 700);
 
