@@ -724,11 +724,36 @@ class Validator {
   std::vector<Error> errors_;
 };
 
+// A stage cuts where it can. The search gives its plans the axes last
+// (MakeCanonical), and who writes one by hand may forget them.
+std::vector<Error> CutProblems(const GraphIndex& index, const Plan& plan) {
+  std::vector<Error> errors;
+  const auto lacks_axes = [](const WeightPlacement& weight) {
+    return weight.zero_stage > 0 && weight.zero_axes == 0;
+  };
+  if (std::ranges::none_of(plan.weights, lacks_axes)) return errors;
+  const std::vector<AxisSet> axes = AllZeroAxes(index, plan);
+  for (size_t w = 0; w < axes.size(); ++w) {
+    if (!lacks_axes(plan.weights[w]) || axes[w] == 0) continue;
+    const GraphIndex::WeightUse& use = index.weights[w];
+    const DeviceGroup& group =
+        plan.groups[plan.ops[use.home.node.index()].group.index()];
+    const auto axis = static_cast<size_t>(std::countr_zero(axes[w]));
+    errors.push_back(InvalidInput(
+        "none, though ranks along axis " + Quoted(group.axes[axis].name) +
+            " hold the same: expected some, or zero_stage 0",
+        "weights: " + Quoted(index.graph->tensor(use.tensor).name) +
+            " zero_axes"));
+  }
+  return errors;
+}
+
 }  // namespace
 
 std::vector<Error> Validate(const GraphIndex& index, const Cluster& cluster,
                             const Plan& plan) {
-  return Validator(index, cluster, plan, SIZE_MAX).Run();
+  std::vector<Error> errors = Validator(index, cluster, plan, SIZE_MAX).Run();
+  return errors.empty() ? CutProblems(index, plan) : errors;
 }
 
 bool IsValid(const GraphIndex& index, const Cluster& cluster,

@@ -17,7 +17,8 @@ namespace tessera {
 std::vector<Error> Validate(const GraphIndex& index, const Cluster& cluster,
                             const Plan& plan);
 
-// Whether there are none, which a broken plan shows sooner.
+// Whether there are none, but for weights with a ZeRO stage that have no axes
+// where they could; a broken plan shows it sooner.
 bool IsValid(const GraphIndex& index, const Cluster& cluster, const Plan& plan);
 
 // Whether a plan is valid that differs from a valid one in the placements of

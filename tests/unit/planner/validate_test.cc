@@ -317,6 +317,10 @@ TEST_F(ValidateTest, WeightsAreCutWhereTheyAreReplicated) {
       After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_stage = 0; }),
       HasSubstr("weights: 'table' zero_axes: stage 0 cuts nothing"));
   EXPECT_THAT(
+      After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_axes = 0; }),
+      HasSubstr("weights: 'table' zero_axes: none, though ranks along axis "
+                "'dp0' hold the same: expected some, or zero_stage 0"));
+  EXPECT_THAT(
       After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_axes = 7; }),
       HasSubstr("axis 'tp0' already shards the weight itself at "
                 "'lookup'"));
