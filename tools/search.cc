@@ -111,7 +111,8 @@ void WarnWhereNoStart(const SearchSpace& space, const Plan& plan,
 std::string FromText(const std::string& file, const SearchSpace& space,
                      const Plan& read, const Plan& old,
                      const std::vector<Plan>& near) {
-  if (near.empty()) return file + ": nothing near this plan is valid here";
+  if (near.empty())
+    return file + ": nothing near this plan is valid and allowed here";
   std::string text = file + ": starting from ";
   if (!SameUpToNames(near[0], old)) {
     text += StrategyText(space.index, *space.cluster, near[0]);
@@ -148,6 +149,10 @@ Result<std::vector<Plan>> StartsOf(const Options& options,
                 ReadPlanOfAnySize(options.from, inputs.graph));
     const Plan old =
         ForBatch(read.plan, read.global_batch, inputs.graph.global_batch);
+    // Of another cluster it need not be valid here.
+    if (Plan own = old; MakeCanonical(space, own)) {
+      WarnWhereNoStart(space, own, options.from, inputs);
+    }
     std::vector<Plan> near = AdaptedPlans(space, old, kAdapted);
     std::cerr << FromText(options.from, space, read.plan, old, near)
               << std::endl;

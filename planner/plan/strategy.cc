@@ -405,6 +405,12 @@ constexpr std::array kKeys = {
 
 }  // namespace
 
+std::string ZeroGroupWords(const Strategy& strategy) {
+  if (strategy.zero_group == 0) return "";
+  if (strategy.zero_group == Strategy::kWithinNode) return " within nodes";
+  return " within " + std::to_string(strategy.zero_group) + " ranks";
+}
+
 std::string RecomputeText(const Strategy& strategy) {
   std::string text(NameOf(strategy.recompute));
   if (strategy.recompute_layers > 0) {
@@ -484,11 +490,7 @@ std::string ToString(const Strategy& strategy) {
   if (strategy.ep > 1) text += " ep" + std::to_string(strategy.ep);
   if (strategy.etp > 0) text += " etp" + std::to_string(strategy.etp);
   if (strategy.mbs > 0) text += " mbs" + std::to_string(strategy.mbs);
-  text += " zero" + std::to_string(strategy.zero) +
-          (strategy.zero_group == 0 ? ""
-           : strategy.zero_group == Strategy::kWithinNode
-               ? " within nodes"
-               : " within " + std::to_string(strategy.zero_group) + " ranks") +
+  text += " zero" + std::to_string(strategy.zero) + ZeroGroupWords(strategy) +
           " sp" + (strategy.sp ? "1" : "0");
   if (strategy.dp_kind == DataParallelKind::kRooted) text += " rooted";
   if (strategy.by_speed) text += " by speed";

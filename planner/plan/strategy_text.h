@@ -29,5 +29,7 @@ inline const DimensionRow& RowOf(MeshDimension dimension) {
 }
 
 std::string RecomputeText(const Strategy& strategy);  // "full:8"
+// " within nodes", " within 16 ranks", or "".
+std::string ZeroGroupWords(const Strategy& strategy);
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/idle_keys.h"
+#include "planner/plan/layers_again.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
@@ -40,6 +41,46 @@ struct Degrees {
   auto operator<=>(const Degrees&) const = default;
 };
 
+// The dimensions of a strategy, innermost first, by how far apart the devices
+// of neighbours are: of the usual orders the first that has those of several
+// ranks so.
+std::vector<MeshDimension> OrderOf(const Plan& plan, const DeviceGroup& group,
+                                   const AxisRoles& roles) {
+  const auto apart = [](DeviceId a, DeviceId b) {
+    return std::abs(a.value - b.value);
+  };
+  std::map<MeshDimension, int64_t> distances;
+  int64_t stride = 1;
+  for (size_t a = group.axes.size(); a-- > 0;) {
+    if (group.axes[a].size == 1) continue;
+    const AxisSet axis = AxisSet{1} << a;
+    const int64_t distance =
+        apart(group.devices[0], group.devices[static_cast<size_t>(stride)]);
+    stride *= group.axes[a].size;
+    for (const auto& [dimension, axes] :
+         {std::pair(MeshDimension::kTensor, roles.tensor),
+          std::pair(MeshDimension::kContext, roles.context),
+          std::pair(MeshDimension::kExpert, roles.expert),
+          std::pair(MeshDimension::kData, roles.data)}) {
+      if (axes & axis) distances.emplace(dimension, distance);
+    }
+  }
+  if (plan.groups.size() > 1) {
+    distances[MeshDimension::kPipeline] =
+        apart(plan.groups[0].devices[0], plan.groups[1].devices[0]);
+  }
+  for (const std::vector<MeshDimension>& order : UsualOrders()) {
+    int64_t last = 0;
+    const bool rises = std::ranges::all_of(order, [&](MeshDimension dimension) {
+      const auto found = distances.find(dimension);
+      if (found == distances.end()) return true;
+      return std::exchange(last, found->second) <= found->second;
+    });
+    if (rises) return order;
+  }
+  return Strategy().order;
+}
+
 double Distance(int64_t a, int64_t b) {
   return std::abs(std::log(static_cast<double>(a) / static_cast<double>(b)));
 }
@@ -66,6 +107,11 @@ std::vector<Near> NearStrategies(const SearchSpace& space,
   std::vector<Near> near;
   const auto add = [&](Strategy s) {
     if (s.etp > 0 && s.tp % s.etp != 0) s.etp = 0;
+    if (s.pp != rough.pp) s.recompute_layers = 0;
+    const int copies = s.dp * s.ep * s.cp;
+    if (s.zero_group > 0 && (copies <= s.zero_group || copies % s.zero_group)) {
+      s.zero_group = 0;
+    }
     const auto sized = WithSamples(space, WithoutIdleKeys(space, s));
     if (sized.empty()) return;
     const auto& nearest =
@@ -107,6 +153,10 @@ std::vector<Near> NearStrategies(const SearchSpace& space,
 
 Strategy RoughStrategy(const GraphIndex& index, const Plan& plan) {
   Strategy strategy;
+  strategy.by_speed =
+      std::ranges::any_of(plan.groups, [](const DeviceGroup& group) {
+        return group.IsUneven(group.all_axes());
+      });
   strategy.pp = StagesOf(*index.graph, plan).count();
   strategy.vp = ShapeOf(*index.graph, plan).chunks;
   strategy.schedule = plan.schedule;
@@ -116,13 +166,24 @@ Strategy RoughStrategy(const GraphIndex& index, const Plan& plan) {
   strategy.zigzag = plan.zigzag > 1;
   if (UsesRoot(plan)) strategy.dp_kind = DataParallelKind::kRooted;
   std::map<Degrees, double> degrees;
+  std::map<std::vector<MeshDimension>, double> orders;
   std::map<RecomputeLevel, double> levels;
+  std::map<int, double> tiles;
+  std::map<MemoryTier, double> activations;
   for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
     const auto& nodes = index.nodes_of_block[b];
     if (nodes.empty()) continue;
     const double weight = 1 + index.block_flops[b];
     const auto level = RecomputeOf(index, plan, static_cast<int>(b));
     if (level.has_value()) levels[*level] += weight;
+    int most_tiles = 1;
+    MemoryTier tier = MemoryTier::kDevice;
+    for (NodeId node : nodes) {
+      most_tiles = std::max(most_tiles, plan.ops[node.index()].tiles);
+      tier = std::max(tier, plan.ops[node.index()].activation_tier);
+    }
+    tiles[most_tiles] += weight;
+    activations[tier] += weight;
     const auto roles = RolesOf(index, plan, static_cast<int>(b));
     if (!roles.has_value()) continue;
     const DeviceGroup& group =
@@ -131,6 +192,7 @@ Strategy RoughStrategy(const GraphIndex& index, const Plan& plan) {
              group.Size(roles->context), group.Size(roles->tensor),
              group.Size(roles->folded), roles->sequence, roles->heads,
              roles->ring}] += weight;
+    orders[OrderOf(plan, group, *roles)] += weight;
   }
   const Degrees most = MostOf(degrees, Degrees());
   strategy.dp = static_cast<int>(most.data);
@@ -143,19 +205,39 @@ Strategy RoughStrategy(const GraphIndex& index, const Plan& plan) {
   strategy.sp = most.sequence;
   if (most.heads) strategy.cp_kind = "ulysses";
   if (most.ring) strategy.cp_kind = "ring";
-  strategy.recompute = MostOf(levels, RecomputeLevel::kNone);
+  strategy.order = MostOf(orders, strategy.order);
+  strategy.tiles = MostOf(tiles, 1);
+  strategy.activation_tier = MostOf(activations, MemoryTier::kDevice);
+  if (const auto again = LayersAgainOf(index, plan)) {
+    strategy.recompute = again->level;
+    strategy.recompute_layers = again->layers;
+  } else {
+    strategy.recompute = MostOf(levels, RecomputeLevel::kNone);
+  }
+  const std::vector<AxisSet> whole = AllZeroAxes(index, plan);
   std::map<int, double> zero;
+  std::map<int, double> zero_groups;
   std::map<MemoryTier, double> parameters;
   std::map<MemoryTier, double> optimizer;
   std::map<MemoryTier, double> gradients;
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     const auto elements = static_cast<double>(index.weights[w].elements);
-    zero[plan.weights[w].zero_stage] += elements;
+    const WeightPlacement& weight = plan.weights[w];
+    zero[weight.zero_stage] += elements;
+    const DeviceGroup& home =
+        plan.groups[plan.ops[index.weights[w].home.node.index()].group.index()];
+    if (weight.zero_axes != 0) {
+      zero_groups[weight.zero_axes == whole[w]
+                      ? 0
+                      : static_cast<int>(home.Size(weight.zero_axes))] +=
+          elements;
+    }
     parameters[plan.weights[w].parameter_tier] += elements;
     optimizer[plan.weights[w].optimizer_tier] += elements;
     gradients[plan.weights[w].gradient_tier] += elements;
   }
   strategy.zero = MostOf(zero, 0);
+  strategy.zero_group = MostOf(zero_groups, 0);
   strategy.parameter_tier = MostOf(parameters, MemoryTier::kDevice);
   strategy.optimizer_tier = MostOf(optimizer, MemoryTier::kDevice);
   if (strategy.optimizer_tier != MemoryTier::kDevice) {
@@ -192,8 +274,13 @@ Plan ForBatch(Plan plan, int64_t from, int64_t to) {
 std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
                                size_t count) {
   std::vector<Plan> plans;
+  const auto add = [&](Plan plan) {
+    const bool is_there = std::ranges::any_of(
+        plans, [&](const Plan& p) { return SameUpToNames(p, plan); });
+    if (!is_there && Allowed(space, plan)) plans.push_back(std::move(plan));
+  };
   Plan same = old;
-  if (MakeCanonical(space, same)) plans.push_back(std::move(same));
+  if (MakeCanonical(space, same)) add(std::move(same));
   const Strategy rough = RoughStrategy(space.index, old);
   std::vector<std::string> kinds;
   if (rough.cp > 1) kinds.push_back(rough.cp_kind);
@@ -204,7 +291,7 @@ std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
   for (const Near& n : near) {
     if (plans.size() >= count) break;
     auto plan = PlanFromStrategy(space.index, *space.cluster, n.strategy);
-    if (plan) plans.push_back(*std::move(plan));
+    if (plan) add(*std::move(plan));
   }
   return plans;
 }

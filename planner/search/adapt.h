@@ -25,8 +25,8 @@ Strategy WithoutIdleKeys(const SearchSpace& space, const Strategy& strategy);
 // interleaved.
 Plan ForBatch(Plan plan, int64_t from, int64_t to);
 
-// Up to `count` valid plans near `old`, the nearest first: itself where it is
-// valid, then uniform plans with its ZeRO, recomputation, schedule (as far as
+// Up to `count` valid plans near `old` that the space's constraints allow, the
+// nearest first: itself where it is one, then uniform plans with its ZeRO, recomputation, schedule (as far as
 // they have an effect) and (as nearly as the batch divides) microbatch, by how
 // far their degrees are from its own: the sum of |log(new / old)| over tp, pp,
 // cp and ep. REQUIRES: `old` is a plan of the same graph.

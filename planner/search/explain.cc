@@ -188,8 +188,7 @@ std::string OrderText(const Strategy& s) {
 
 std::string ZeroText(const Strategy& s) {
   if (s.zero == 0) return "none";
-  return "ZeRO-" + std::to_string(s.zero) +
-         (s.zero_group == 0 ? "" : " within nodes");
+  return "ZeRO-" + std::to_string(s.zero) + ZeroGroupWords(s);
 }
 
 std::string ContextText(const Strategy& s) {
@@ -510,10 +509,10 @@ std::string TextbookName(const SearchSpace& space, const Plan& plan) {
                                      : ", ") +
             parts[i];
   }
-  if (exact && s.recompute != RecomputeLevel::kNone) {
-    text += ", " + std::string(NameOf(s.recompute)) + " recomputation";
-  } else if (!exact) {
+  if (!exact || s.recompute_layers > 0) {
     text += RecomputationText(space.index, plan);
+  } else if (s.recompute != RecomputeLevel::kNone) {
+    text += ", " + std::string(NameOf(s.recompute)) + " recomputation";
   }
   if (!exact) {
     text += PartlyOffloadedText(space.index, plan);

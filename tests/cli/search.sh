@@ -220,6 +220,14 @@ json 'j["feasible"] and j["devices"] == 4' "$work/from.json" >/dev/null
 grep -q "two.json: starting from this plan as it is and [0-9] more near it" \
   "$work/from.txt" || fail "$(cat "$work/from.txt")"
 
+# One that constraints rule out is none, which is said; those near it are.
+"$tessera" search "${tiny[@]}" "${cluster[@]}" --from "$work/two.json" \
+  --fix '*=tp:1' --proposals 0 >/dev/null 2>"$work/from.txt"
+grep -q "two.json: the search does not start from this plan, which breaks" \
+  "$work/from.txt" || fail "$(cat "$work/from.txt")"
+grep -q "two.json: starting from dp.* tp1 " "$work/from.txt" ||
+  fail "$(cat "$work/from.txt")"
+
 # Besides that of --plan, which no uniform plan is as fast as.
 best=(--prefer fastest --confirm 0 --json)
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 400 "${best[@]}" \

@@ -73,6 +73,48 @@ TEST(AdaptedPlans, KeepStagesOfTheirOwnForAnotherBatch) {
   EXPECT_EQ(plans[0].microbatches, 4);
 }
 
+// Of the cluster's plans those with tp 2 alone, each once: the given one has
+// it, too, and is the nearest uniform one.
+TEST(AdaptedPlans, AreAllowedAndEachOnce) {
+  const Cluster cluster = *MakeCluster("local-cpu:4");
+  const Graph graph = testing::MlpGraph(4, 8, 4, 8, 16, 32);
+  SearchSpace space(graph, cluster);
+  space.constraints =
+      Constraints::Make(space.index, cluster, {.fix = {{"h.*=tp:2"}}}).value();
+  for (const char* old : {"tp=2,mbs=2", "tp=4,mbs=2"}) {
+    SCOPED_TRACE(old);
+    const auto plans = AdaptedPlans(
+        space, *PlanFromStrategy(space.index, cluster, *ParseStrategy(old)), 8);
+    ASSERT_FALSE(plans.empty());
+    for (size_t p = 0; p < plans.size(); ++p) {
+      EXPECT_TRUE(Allowed(space, plans[p]));
+      for (size_t q = 0; q < p; ++q) {
+        EXPECT_FALSE(SameUpToNames(plans[p], plans[q]));
+      }
+    }
+  }
+}
+
+// A cut over two of eight ranks, on half as many devices, and where two are
+// all.
+TEST(AdaptedPlans, KeepACutOverFewRanksWhereThereAreMore) {
+  const Graph graph = testing::MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster eight = *MakeCluster("local-cpu:8");
+  const Plan old = *PlanFromStrategy(
+      GraphIndex(graph), eight, *ParseStrategy("mbs=1,zero=3,zero-group=2"));
+  for (const auto& [name, group] :
+       {std::pair("local-cpu:4", 2), std::pair("local-cpu:2", 0)}) {
+    const Cluster cluster = *MakeCluster(name);
+    const SearchSpace space(graph, cluster);
+    const auto plans = AdaptedPlans(space, old, 1);
+    ASSERT_EQ(plans.size(), 1u) << name;
+    const auto strategy = UniformStrategy(space.index, cluster, plans[0]);
+    ASSERT_TRUE(strategy.has_value()) << name;
+    EXPECT_EQ(strategy->zero, 3);
+    EXPECT_EQ(strategy->zero_group, group) << name;
+  }
+}
+
 // Three devices do not divide the batch of 8: of the sequence of 6 tokens each
 // has 2. A pipeline of three would be as near by its degrees.
 TEST(NearestOfItsKind, HasAPipelineOnlyBesideOne) {

@@ -20,6 +20,8 @@
 namespace tessera {
 namespace {
 
+using ::testing::Contains;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::MlpGraph;
@@ -261,6 +263,8 @@ TEST(Explain, NamesPlansAsTheTextbookDoes) {
   EXPECT_EQ(name("tp=4,pp=2,recompute=full"),
             "data parallelism (2) with tensor parallelism (4) inside the node "
             "and a pipeline of 2 stages, full recomputation");
+  EXPECT_THAT(name("tp=4,recompute=full:3"),
+              HasSubstr(", full recomputation in 3 of 6 layers"));
   // With data parallelism innermost, tensor parallelism is across nodes.
   EXPECT_THAT(name("tp=4,order=dp-tp-cp-ep-pp"),
               HasSubstr("tensor parallelism (4) across nodes"));
@@ -283,6 +287,50 @@ TEST(Explain, KnowsTheNearestUniformPlan) {
   EXPECT_EQ(NearestStrategy(space, plan), strategy);
   EXPECT_THAT(TextbookName(space, plan),
               HasSubstr(", with layers or weights of its own"));
+}
+
+// All but for one weight: its degrees, and how these lie on the fabric.
+TEST(Explain, NamesPlansThatAreNearlyUniformAsTheirNearest) {
+  const Graph graph = MlpGraph(6, 32, 16, 64, 64, 64);
+  const Cluster cluster = Made("dgx-a100-80gb:2");
+  const SearchSpace space(graph, cluster);
+  for (const char* text :
+       {"tp=2,mbs=2,order=tp-cp-ep-pp-dp,zero=3,zero-group=node",
+        "tp=2,pp=2,mbs=2,order=pp-tp-cp-ep-dp,zero=1",
+        "tp=4,mbs=2,sp=1,tiles=2,zero=1,recompute=full:3"}) {
+    SCOPED_TRACE(text);
+    Plan plan = Uniform(space, text);
+    plan.weights[2].zero_stage = 0;
+    ASSERT_TRUE(MakeCanonical(space, plan));
+    ASSERT_FALSE(UniformStrategy(space.index, cluster, plan).has_value());
+    const auto near = NearestStrategy(space, plan);
+    ASSERT_TRUE(near.has_value());
+    EXPECT_EQ(
+        ToString(*near),
+        ToString(*UniformStrategy(space.index, cluster, Uniform(space, text))));
+  }
+  Plan plan = Uniform(space, "tp=4,mbs=2,order=dp-tp-cp-ep-pp,zero=3");
+  plan.weights[2].zero_stage = 0;
+  ASSERT_TRUE(MakeCanonical(space, plan));
+  EXPECT_THAT(TextbookName(space, plan),
+              HasSubstr("tensor parallelism (4) across nodes"));
+}
+
+// Two nodes of eight: 8 ranks are within one, and 4 are no node.
+TEST(Explain, SaysOverWhichRanksZeroCuts) {
+  const Graph graph = MlpGraph(6, 32, 16, 64, 64, 64);
+  const Cluster cluster = Made("dgx-a100-80gb:2");
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  Strategy strategy = Parsed("mbs=2,zero=3,zero-group=4");
+  strategy.dp = 16;
+  const auto decisions =
+      DecisionsOf(space, objective, strategy, 1, nullptr, nullptr);
+  const auto zero = std::ranges::find(decisions, "ZeRO", &Decision::name);
+  ASSERT_NE(zero, decisions.end());
+  EXPECT_EQ(zero->chosen, "ZeRO-3 within 4 ranks");
+  EXPECT_THAT(zero->alternatives,
+              Contains(Field(&Alternative::choice, "ZeRO-3 within nodes")));
 }
 
 TEST(Explain, SaysInHowManyLayersWorkIsDoneAgain) {
