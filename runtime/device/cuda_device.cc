@@ -41,6 +41,13 @@ constexpr int64_t kWorkspaceBytes = kMatMulBytes + (int64_t{16} << 20);
 // Beside computation run sums and casts, which need none, and reductions.
 constexpr int64_t kFurtherWorkspaceBytes = int64_t{1} << 20;
 
+// CUDA holds a launch back, and with it the host's thread, once a thousand are
+// pending in a queue (profiler/stopwatch.cc), and a call may be some launches:
+// where a peer is waited for, what looks after peers has to be called. So the
+// device itself waits with more than this many times so many calls in a queue.
+constexpr int kCallsToAnEvent = 64;
+constexpr size_t kMostEvents = 8;
+
 // How often a wait looks before it sleeps between looks. A look takes about a
 // microsecond.
 constexpr int kLooksBeforeSleep = 2000;
@@ -369,6 +376,7 @@ Result<int> CudaDevice::AddQueue(StreamRole role, int64_t workspace_bytes) {
                                    cudaDevAttrMultiProcessorCount, ordinal_),
             "cudaDeviceGetAttribute"));
   queues_.push_back(std::move(queue));
+  enqueued_.emplace_back();
   return static_cast<int>(queues_.size()) - 1;
 }
 
@@ -426,6 +434,7 @@ void CudaDevice::Launch(const Kernel& kernel, const KernelCall& call) {
   KernelCall here = call;
   here.queue = kernel_queue();
   kernel.run(here);
+  HoldBack();
 }
 
 void CudaDevice::LaunchList(const Kernel& kernel,
@@ -433,6 +442,34 @@ void CudaDevice::LaunchList(const Kernel& kernel,
   std::vector<KernelCall> here(calls.begin(), calls.end());
   for (KernelCall& call : here) call.queue = kernel_queue();
   kernel.run_list(here);
+  HoldBack();
+}
+
+void CudaDevice::HoldBack() {
+  if (capturing_ != nullptr) return;
+  Enqueued& enqueued = enqueued_[queue_in_use_];
+  if (++enqueued.calls < kCallsToAnEvent) return;
+  enqueued.calls = 0;
+  const auto last = Record(queue());
+  if (!last) return Keep(last.error());
+  std::deque<CudaEvent>& events = enqueued.events;
+  events.push_back(*last);
+  const auto take = [&] {
+    Recycle(events.front());
+    events.pop_front();
+  };
+  while (!events.empty()) {
+    const Result<bool> done = IsDone(events.front());
+    if (!done) return Keep(done.error());
+    if (!*done) break;
+    take();
+  }
+  if (events.size() > kMostEvents) {
+    Keep(Wait(events.front()));
+    take();
+  } else if (while_waiting_) {
+    Keep(while_waiting_());
+  }
 }
 
 void CudaDevice::EnqueueWrite(void* device_to, const void* host_from,

@@ -13,6 +13,7 @@
 // memory)".
 
 #include <array>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -141,9 +142,10 @@ class CudaDevice : public QueueDevice, public ProductTuner {
   // given in between; an error of that ends the wait.
   Result<void> Wait(CudaEvent event);
 
-  // Called again and again by every wait of this device: where a peer's death
-  // would make the queue wait for ever, somebody has to notice. It must not
-  // wait itself. Empty: nothing.
+  // Called again and again by every wait of this device, and now and then while
+  // kernels are enqueued, but for a capture: where a peer's death would make
+  // the queue wait for ever, somebody has to notice. It must not wait itself.
+  // Empty: nothing.
   using WhileWaiting = std::function<Result<void>()>;
   void set_while_waiting(WhileWaiting function) {
     while_waiting_ = std::move(function);
@@ -166,6 +168,7 @@ class CudaDevice : public QueueDevice, public ProductTuner {
   Result<void> Open();
   Result<int> AddQueue(StreamRole role, int64_t workspace_bytes);
   CudaEvent EventOf(std::vector<CudaEvent>& of_marks, int mark, unsigned flags);
+  void HoldBack();
   Result<void> WaitForQueue0();
   Result<void*> Reserve(int64_t bytes);
   Result<Staging*> NextStaging();
@@ -185,6 +188,12 @@ class CudaDevice : public QueueDevice, public ProductTuner {
   std::unique_ptr<CudaSdpa> sdpa_;
   std::vector<std::unique_ptr<CudaQueue>> queues_;
   size_t queue_in_use_ = 0;
+  // By queue: calls behind the last of the events that HoldBack has recorded.
+  struct Enqueued {
+    int calls = 0;
+    std::deque<CudaEvent> events;
+  };
+  std::vector<Enqueued> enqueued_;
   // By mark: with times; and without, for the order in a capture.
   std::vector<CudaEvent> marks_;
   std::vector<CudaEvent> captured_marks_;

@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/device/cpu_device.h"
@@ -252,6 +254,27 @@ TEST_F(DeviceGpuTest, ACaptureThatCannotBeIsAnError) {
 }
 
 // What is called while waiting can end a wait.
+// Of calls that no graph has: where more than a queue takes without holding the
+// host back are behind what waits for a peer, its watcher is called all the
+// same.
+TEST_F(DeviceGpuTest, TheWatcherIsCalledWhileKernelsAreEnqueued) {
+  const Kernel nothing = {.name = "nothing", .run = [](const KernelCall&) {}};
+  std::atomic<int> looks = 0;
+  device_->set_while_waiting([&]() -> Result<void> {
+    ++looks;
+    return {};
+  });
+  // A peer that comes once the watcher has been called more often than calls
+  // without a wait do it: 2000 / 64 = 31 times.
+  device_->EnqueueOnHost([&]() -> Result<void> {
+    while (looks < 100) std::this_thread::yield();
+    return {};
+  });
+  for (int i = 0; i < 2000; ++i) device_->Launch(nothing, {});
+  EXPECT_GE(looks, 100);
+  ExpectWell();
+}
+
 TEST_F(DeviceGpuTest, AWaitEndsWithTheErrorOfItsWatcher) {
   std::vector<char> large(256 << 20);
   void* const data = Allocate(static_cast<int64_t>(large.size()));
