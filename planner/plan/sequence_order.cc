@@ -165,8 +165,9 @@ std::string ZigzagProblem(const GraphIndex& index, const Plan& plan) {
   const int ranks = plan.zigzag;
   if (ranks == 0) return "";
   if (ranks < 2) return "expected 0, or at least 2 ranks";
-  if (graph.seq_len % (2 * int64_t{ranks}) != 0) {
-    return "the order cuts sequences into " + std::to_string(2 * ranks) +
+  const int64_t chunks = 2 * int64_t{ranks};
+  if (graph.seq_len % chunks != 0) {
+    return "the order cuts sequences into " + std::to_string(chunks) +
            " chunks: expected a divisor of the sequence length " +
            std::to_string(graph.seq_len);
   }

@@ -375,6 +375,9 @@ TEST_F(ValidateTest, ZigzagBalancesTheRanksThatSplitSequences) {
   EXPECT_EQ(problem("cp=2", 3),
             "zigzag: is 3: the order cuts sequences into 6 chunks: expected a "
             "divisor of the sequence length 8\n");
+  // 2 * (2^31 - 1).
+  EXPECT_THAT(problem("cp=2", 2147483647),
+              HasSubstr("cuts sequences into 4294967294 chunks"));
   EXPECT_EQ(problem("cp=4", 2),
             "zigzag: is 2: 'h.0.attention' splits the sequence over 4 ranks, "
             "which that order does not balance: expected 4\n");
