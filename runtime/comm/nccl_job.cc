@@ -62,7 +62,8 @@ NcclJob::NcclJob(int rank, int size, Store& store, CudaDevice& device,
       store_timeout_(store.timeout()),
       store_stop_(store.stop()),
       device_(device),
-      options_(std::move(options)) {}
+      options_(std::move(options)),
+      limit_(Max(options_.timeout, Left(store.deadline()))) {}
 
 Result<void> NcclJob::Open(std::function<Result<void>()> push) {
   push_ = std::move(push);
@@ -225,8 +226,8 @@ Result<void> NcclJob::CheckFailures(int64_t failures) {
 
 // Of a wait that has lasted `waited` seconds.
 Result<void> NcclJob::CheckWait(double waited, std::string_view who) {
-  if (waited > options_.timeout.seconds()) {
-    return Fail(RankWaitedTooLong(rank_, options_.timeout, who));
+  if (waited > limit_.seconds()) {
+    return Fail(RankWaitedTooLong(rank_, limit_, who));
   }
   // Without a task there is no step that this rank could end first.
   const bool may_stop =
@@ -244,7 +245,7 @@ Result<void> NcclJob::CheckWait(double waited, std::string_view who) {
 Result<void> NcclJob::TellOfStall(std::string_view who) {
   if (!options_.stalled || stall_told_) return {};
   const auto tell = [&](std::string_view whom) {
-    options_.stalled(StallText(rank_, options_.patience, options_.timeout,
+    options_.stalled(StallText(rank_, options_.patience, limit_,
                                Text(whom, " (", TaskText(task_), ")")));
   };
   const auto tellers = store_.Poll(prefix_ + "stalls", 1);

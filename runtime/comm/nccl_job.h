@@ -37,8 +37,12 @@ class NcclJob {
   // REQUIRES: Close was called.
   ~NcclJob();
 
-  // The first call. `push` is called in every wait and does not wait itself.
+  // The first call; from then on this rank waits for others for as long as they
+  // may start apart, if that is longer than for an operation, until EndStart.
+  // `push` is called in every wait and does not wait itself.
   Result<void> Open(std::function<Result<void>()> push);
+  // All ranks have come.
+  void EndStart() { limit_ = options_.timeout; }
   // Closes the communicators, those of a job that is well with their peers.
   // Then nothing uses this rank's buffers: the work is done or was cut off.
   // The store has the timeout and the stop again that it had before Open.
@@ -108,6 +112,7 @@ class NcclJob {
   const std::atomic<bool>* const store_stop_;
   CudaDevice& device_;
   const CommOptions options_;
+  Duration limit_;      // of a wait
   std::string prefix_;  // of this world's keys in the store
   std::string task_;
   std::function<Result<void>()> push_;

@@ -65,6 +65,7 @@ Result<void> NcclWorld::Open() {
   std::vector<int> everyone(static_cast<size_t>(job_.size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   if (auto all = Group(everyone); !all) return all.error();
+  job_.EndStart();
   return {};
 }
 

@@ -239,6 +239,10 @@ Result<RankEnvironment> Detect(const Launcher& launcher,
              " ranks are on this one"),
         Text("environment variable ", launcher.local_size));
   }
+  TESSERA_TRY(const int start_s,
+              Number(get_env, kStartTimeVariable,
+                     static_cast<int>(found.start_time.seconds())));
+  found.start_time = Duration::FromSeconds(start_s);
   if (!Get(get_env, kStoreFdVariable).empty()) {
     found.launcher = "tessera";
     if (found.rank == 0) {
@@ -342,6 +346,7 @@ StoreOptions StoreOptionsOf(const RankEnvironment& environment) {
   options.rank = environment.rank;
   options.size = environment.size;
   options.listen_fd = environment.listen_fd;
+  options.timeout = environment.start_time;
   options.several_hosts = environment.local_size < environment.size;
   return options;
 }

@@ -23,6 +23,8 @@ struct RankEnvironment {
   int master_port = 0;
   std::string job_id;
   int listen_fd = -1;  // our launcher: the store's socket, for rank 0
+  // How long ranks may start apart.
+  Duration start_time = StoreOptions().timeout;
   bool operator==(const RankEnvironment&) const = default;
 };
 
@@ -76,5 +78,9 @@ Result<std::vector<std::string>> ExpandNodeList(std::string_view list);
 // the socket of the store that rank 0 is handed.
 inline constexpr char kJobIdVariable[] = "TESSERA_JOB_ID";
 inline constexpr char kStoreFdVariable[] = "TESSERA_STORE_FD";
+
+// In seconds, how long ranks may start apart: for clusters that give hosts, or
+// fetch images, one after the other.
+inline constexpr char kStartTimeVariable[] = "TESSERA_START_TIMEOUT";
 
 }  // namespace tessera

@@ -222,6 +222,25 @@ TEST(DetectRankEnvironmentTest, WhoStartedAScriptTellsOfTheHost) {
   EXPECT_EQ(Detect(mpi).value()->local_size, 8);
 }
 
+TEST(DetectRankEnvironmentTest, SaysHowFarApartRanksMayStart) {
+  Variables variables = {{"OMPI_COMM_WORLD_RANK", "0"},
+                         {"OMPI_COMM_WORLD_SIZE", "2"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+  EXPECT_EQ(StoreOptionsOf(*Detect(variables).value()).timeout,
+            StoreOptions().timeout);
+  variables["TESSERA_START_TIMEOUT"] = "1800";
+  EXPECT_EQ(StoreOptionsOf(*Detect(variables).value()).timeout,
+            Duration::FromSeconds(1800));
+  variables["TESSERA_START_TIMEOUT"] = "2147483647";
+  EXPECT_GT(StoreOptionsOf(*Detect(variables).value()).timeout,
+            Duration::FromSeconds(1800));
+  variables["TESSERA_START_TIMEOUT"] = "soon";
+  EXPECT_EQ(
+      Detect(variables).error().ToString(),
+      "environment variable TESSERA_START_TIMEOUT: expected a number, got "
+      "'soon'");
+}
+
 TEST(StoreOptionsOfTest, SayWhetherThereAreSeveralHosts) {
   RankEnvironment environment;
   environment.size = environment.local_size = 4;
