@@ -104,7 +104,8 @@ wait $waiting || fail "a rank that waited: $(cat "$work/waiting")"
 # Slurm, by a srun that starts the tasks of two nodes (--mpi=pmi2).
 cat >"$work/srun" <<SRUN
 #!/usr/bin/env bash
-shift  # --kill-on-bad-exit
+[[ \$1 == --kill-on-bad-exit=1 && \$2 == --cpus-per-task=8 ]] || exit 99
+shift 2
 export SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_JOB_ID=7 SLURM_NNODES=2 \
   SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_STEP_NODELIST=10.77.0.1,10.77.0.2 \
   PMI_SIZE=4 PMI_JOBID=7.0
