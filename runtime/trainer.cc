@@ -200,6 +200,14 @@ class Trainer {
               ": they have read different checkpoints",
           job_.load_path);
     }
+    if (job_.load_step && executor_.step() != *job_.load_step) {
+      return Error{ErrorCode::kUnavailable,
+                   "is of step " + std::to_string(executor_.step()) +
+                       " now, and was of step " +
+                       std::to_string(*job_.load_step) +
+                       " when this run began: another run has replaced it",
+                   job_.load_path};
+    }
     for (const Progress& one : begins) {
       if (one.scale.known != 0) scale_ = one.scale.state;
     }

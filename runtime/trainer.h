@@ -65,6 +65,9 @@ struct TrainingJob {
   std::string offload_directory = ".";
   PublishedLayout layout;  // of the model's published weights
   std::string load_path;   // checkpoint or weights to start from; empty: none
+  // The step behind which that was when the rest of this was worked out, unless
+  // nothing was: another one since is an error.
+  std::optional<int64_t> load_step;
   // Checkpoint to leave; empty: none. None is left of weights or states that
   // are not finite: what was there stays.
   std::string save_path;

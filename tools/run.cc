@@ -216,6 +216,7 @@ TrainingJob TrainingOf(const Options& options, const Job& job,
   training.world = &world;
   training.device = &device;
   training.load_path = options.load;
+  if (!options.load.empty()) training.load_step = job.first_step;
   training.layout = job.inputs.layout;
   training.stop = &CatchInterrupts();
   return training;

@@ -679,6 +679,12 @@ Result<Job> ReadJob(const Options& options,
                 ProfileToExtend(options.learn, OriginOfJob(options, job)));
   }
   TESSERA_RETURN_IF_ERROR(CheckReplacesOwn(options));
+  if (options.check > 0 && !options.save.empty() && GoesOnFromSaved(options)) {
+    return InvalidInput("begins again from '" + options.load +
+                            "' at the end, when --save has replaced it: "
+                            "expected another FILE for --save",
+                        "--check");
+  }
   TESSERA_RETURN_IF_ERROR(CheckRoomToSave(options, job.inputs.layout, graph,
                                           SavesOf(options, job), offloaded));
   if (!options.export_folder.empty()) {

@@ -40,6 +40,14 @@ drop_progress
 grep -qE "^tessera: .*--check: max .*MORE THAN 1e-05" "$work/stderr" ||
   fail "does not say why: $(cat "$work/stderr")"
 json 'not j["check"]["agrees"]' "$work/stdout" >/dev/null
+# What it begins from has to be there at the end.
+"$tessera" run "${short[@]}" --steps 1 --save "$work/begun" >/dev/null \
+  2>"$work/stderr"
+fails 2 "--check: begins again from '$work/begun' at the end, when --save has" \
+  run "${training[@]}" --load "$work/begun" --save "$work/begun" --check
+"$tessera" run "${training[@]}" --load "$work/begun" --save "$work/gone-on" \
+  --check >"$work/stdout" 2>"$work/stderr" || fail "$(cat "$work/stderr")"
+rm "$work/begun" "$work/gone-on"
 fails 2 "--graph: has no effect: --backend cpu has no graphs" \
   run "${training[@]}" --graph
 

@@ -873,6 +873,29 @@ TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
   }
 }
 
+// What a run makes of the step of its checkpoint (--until, the learning rate)
+// is of the file that it has looked at before.
+TEST_F(Checkpoint, OneThatIsReplacedMeanwhileIsAnError) {
+  const TaskGraph tasks = Tasks(2, "dp=2");
+  TinyRun run;
+  run.steps = 2;
+  run.save_path = path_;
+  ASSERT_TRUE(TrainTiny(graph_, tasks, data_, run));
+  for (const int64_t step : {1, 2}) {
+    const auto errors = ErrorsOfTwoRanks(tasks, [&](int, TrainingJob& job) {
+      job.load_path = path_;
+      job.load_step = step;
+    });
+    for (const std::string& error : errors) {
+      EXPECT_EQ(error, step == 2 ? ""
+                                 : path_ +
+                                       ": is of step 2 now, and was of step 1 "
+                                       "when this run began: another run has "
+                                       "replaced it");
+    }
+  }
+}
+
 // Each host reads its own copy of a checkpoint: an old one on one of them is
 // seen.
 TEST_F(Checkpoint, RanksDoNotGoOnFromDifferentSteps) {
