@@ -27,6 +27,13 @@ namespace {
 
 constexpr char kShareGpu[] = "TESSERA_SHARE_GPU";
 
+#ifdef TESSERA_HAS_CUDA
+constexpr char kConnectionsVariable[] = "CUDA_DEVICE_MAX_CONNECTIONS";
+// What CUDA has unless it is told: a step's streams are computation, copies to
+// and from the host, and messages each way.
+constexpr int kFewestConnections = 8;
+#endif
+
 // Stands in for a GPU that no table has.
 constexpr char kUnknownGpuTopology[] = "dgx-h100";
 
@@ -55,8 +62,20 @@ bool IsSet(const char* variable) {
 }
 
 #ifdef TESSERA_HAS_CUDA
+// That environments made for others (Megatron-LM wants 1) take CUDA's streams
+// their connections.
+void WarnOfFewConnections() {
+  const char* const set = std::getenv(kConnectionsVariable);
+  if (set == nullptr || std::atoi(set) >= kFewestConnections) return;
+  std::cerr << "tessera: warning: " << kConnectionsVariable << " is " << set
+            << ": streams that share a connection wait for each other, and one "
+               "that waits for a peer may wait for itself; unset it"
+            << std::endl;
+}
+
 Result<std::unique_ptr<CudaDevice>> DeviceOfRank(
     const RankEnvironment& environment, int threads) {
+  if (environment.rank == 0) WarnOfFewConnections();
   const HostRanks ranks = HostRanksOf(environment, CudaDeviceCount());
   TESSERA_TRY(const int ordinal, GpuOfRank(ranks));
   if (RanksPerGpu(ranks) > 1) {
