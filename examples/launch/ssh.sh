@@ -11,7 +11,9 @@
 #
 # $SSH runs a command on a host in place of "ssh -tt -o BatchMode=yes": a
 # terminal of its own there passes Ctrl-C on, and a lost connection ends the
-# ranks.
+# ranks. Ctrl-C, SIGTERM and SIGHUP come there as Ctrl-C, so that this waits for
+# what ranks do and say then; a second one ends ssh at once, as the first does
+# what $SSH names, which gets SIGTERM and is to pass it on.
 set -uo pipefail
 # shellcheck source=examples/launch/job.bash
 source "$(dirname "$0")/job.bash"
@@ -27,13 +29,31 @@ read -ra ssh <<<"${SSH:-ssh -tt -o BatchMode=yes}"
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$PWD
 
+# What each ssh reads.
+inputs=()
+interrupted=0
+interrupt_job() {
+  local input
+  if [[ -n ${SSH:-} ]] || ((interrupted)); then
+    end_job
+    return
+  fi
+  interrupted=1
+  for input in "${inputs[@]}"; do printf '\003' >&"$input"; done
+}
+pipes=$(mktemp -d)
+trap 'rm -rf "$pipes"' EXIT
+
 for node in "${!hosts[@]}"; do
   remote=$(printf '%q ' cd "$folder")
   remote+="&& $(printf '%q ' exec env "NODES=${#hosts[@]}" "NODE_RANK=$node" \
     "MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}}" \
     "MASTER_PORT=${MASTER_PORT:-29500}" "$here/ranks.sh" "$ranks" "$@")"
+  mkfifo "$pipes/$node"
+  exec {input}<>"$pipes/$node"
+  inputs+=("$input")
   # The host's process is the one that is told to end, not sed.
-  "${ssh[@]}" "${hosts[$node]}" "$remote" </dev/null \
+  "${ssh[@]}" "${hosts[$node]}" "$remote" <&"$input" \
     > >(sed -u "s/^/${hosts[$node]}: /") 2>&1 &
   pids+=($!)
 done

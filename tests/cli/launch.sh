@@ -62,6 +62,34 @@ timeout 60 "$examples/launch/ssh.sh" a,b 2 bash -c \
   '((RANK != 1)) || exit 7; exec sleep 300' || code=$?
 [[ $code == 7 ]] || fail "exit code $code with a rank that fails"
 
+# An interrupt reaches ranks by their terminals: an ssh that is told to end does
+# so at once, without them. This one has ssh's terminal, where as on another host
+# nothing is ignored.
+mkdir "$work/bin"
+cat >"$work/bin/ssh" <<'SSH'
+#!/usr/bin/env python3
+import os, pty, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+sys.exit(os.waitstatus_to_exitcode(pty.spawn(["bash", "-c", sys.argv[-1]])))
+SSH
+chmod +x "$work/bin/ssh"
+: >"$work/out"
+# shellcheck disable=SC2016
+SSH='' PATH=$work/bin:$PATH "$examples/launch/ssh.sh" a,b 2 bash -c \
+  'trap "echo $RANK has saved; exit 130" TERM
+   echo $RANK begins
+   for _ in $(seq 300); do sleep 0.1; done' >"$work/out" 2>&1 &
+job=$!
+for _ in $(seq 300); do
+  if [[ $(grep -c begins "$work/out") == 4 ]]; then break; fi
+  sleep 0.1
+done
+kill -TERM $job
+code=0
+wait $job || code=$?
+[[ $code == 130 && $(grep -c "has saved" "$work/out") == 4 ]] ||
+  fail "exit code $code of an interrupted job: $(cat "$work/out")"
+
 # A signal while ranks are started, here before the script has noted the first,
 # ends all of them.
 cat >"$work/early" <<'EARLY'
