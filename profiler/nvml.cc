@@ -32,6 +32,7 @@ struct PciInfo {  // nvmlPciInfo_t
 };
 
 constexpr int kSuccess = 0;         // NVML_SUCCESS
+constexpr int kNotSupported = 3;    // NVML_ERROR_NOT_SUPPORTED
 constexpr unsigned kMaxLinks = 64;  // beyond any NVML_NVLINK_MAX_LINKS
 constexpr int kRemoteIsGpu = 0;     // NVML_NVLINK_DEVICE_TYPE_GPU
 constexpr int kRemoteIsSwitch = 2;  // NVML_NVLINK_DEVICE_TYPE_SWITCH
@@ -129,12 +130,17 @@ Result<void> ReadGpus(const Nvml& nvml, const std::string& root,
         nvml.Check(nvml.handle(i, &handles[i]), "nvmlDeviceGetHandleByIndex"));
     TESSERA_RETURN_IF_ERROR(nvml.Check(
         nvml.name(handles[i], text, sizeof(text)), "nvmlDeviceGetName"));
-    TESSERA_RETURN_IF_ERROR(nvml.Check(nvml.memory(handles[i], &memory),
-                                       "nvmlDeviceGetMemoryInfo"));
+    const int sized = nvml.memory(handles[i], &memory);
+    if (sized != kNotSupported) {
+      TESSERA_RETURN_IF_ERROR(nvml.Check(sized, "nvmlDeviceGetMemoryInfo"));
+    }
     TESSERA_RETURN_IF_ERROR(nvml.Check(nvml.pci_info(handles[i], &places[i]),
                                        "nvmlDeviceGetPciInfo"));
     gpu.name = text;
-    gpu.memory = {static_cast<int64_t>(memory.total)};
+    // One that is part of the processor has no memory but the host's.
+    gpu.memory = sized == kNotSupported
+                     ? machine.memory
+                     : Bytes{static_cast<int64_t>(memory.total)};
     gpu.place = FindPciPlace(root, places[i].bus_id);
     machine.gpus.push_back(std::move(gpu));
   }

@@ -56,8 +56,9 @@ constexpr std::chrono::microseconds kSleep{20};
 // Before the first call of CUDA in the process, which reads it when it starts.
 // 32 is the most there are (CUDA C++ Programming Guide 13.0, "CUDA Environment
 // Variables").
-void SetConnections() {
+void SetVariables() {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", /*overwrite=*/0);
 }
 
 struct SharedEvent : public QueueEvent {
@@ -68,7 +69,7 @@ struct SharedEvent : public QueueEvent {
 }  // namespace
 
 int CudaDeviceCount() {
-  SetConnections();
+  SetVariables();
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
     (void)cudaGetLastError();  // else a later call would return it
@@ -78,7 +79,7 @@ int CudaDeviceCount() {
 }
 
 Result<GpuProperties> PropertiesOfGpu(int ordinal) {
-  SetConnections();
+  SetVariables();
   cudaDeviceProp properties = {};
   const cudaError_t code = cudaGetDeviceProperties(&properties, ordinal);
   if (code != cudaSuccess) {

@@ -46,7 +46,9 @@ using CudaGraphExec = CUgraphExec_st*;
 // Like every other call of CUDA it makes processes forked later unable to use
 // a GPU. Sets CUDA_DEVICE_MAX_CONNECTIONS to 32 unless it is set, as do the
 // other functions here: streams that share one of its connections wait for each
-// other, and a stream that waits for a peer may then wait for itself.
+// other, and a stream that waits for a peer may then wait for itself. Likewise
+// CUDA_DEVICE_ORDER to PCI_BUS_ID, the order of the driver's other tools (and
+// of `tessera discover`), where the fastest would come first.
 int CudaDeviceCount();
 
 struct GpuProperties {

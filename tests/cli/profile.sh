@@ -108,7 +108,7 @@ rows "$work/y.json" | cmp - "$work/after" || fail "rows changed"
 # folder. Where rank 0 cannot write it the others end for that.
 mkdir "$work/first"
 export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000))
-rank=(profile "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2,mbs=4
+rank=(profile "${tiny[@]}" --cluster local-cpu:2 --strategy "tp=2,mbs=4"
   --time-limit 1000)
 RANK=0 "$tessera" "${rank[@]}" -o "$work/first/z.json" >/dev/null 2>"$work/err0" &
 job=$!

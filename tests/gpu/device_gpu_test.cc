@@ -36,6 +36,7 @@ TEST(CudaDeviceTest, ConnectionsAreSetBeforeCudaStarts) {
   unsetenv(kVariable);
   (void)CudaDeviceCount();
   EXPECT_STREQ(getenv(kVariable), "32");
+  EXPECT_NE(getenv("CUDA_DEVICE_ORDER"), nullptr);
   unsetenv(kVariable);
   (void)PropertiesOfGpu(0);
   EXPECT_STREQ(getenv(kVariable), "32");

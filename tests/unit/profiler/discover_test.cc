@@ -447,6 +447,17 @@ TEST_F(SysTest, GpusComeFromTheDriversLibrary) {
   }
 }
 
+TEST_F(SysTest, AnIntegratedGpuHasTheHostsMemory) {
+  Machine machine;
+  machine.memory = {int64_t{128} << 30};
+  setenv("TESSERA_FAKE_INTEGRATED", "1", /*overwrite=*/1);
+  const auto added = AddGpus(machine, root_, TESSERA_FAKE_NVML);
+  unsetenv("TESSERA_FAKE_INTEGRATED");
+  ASSERT_TRUE(added) << added.error().ToString();
+  ASSERT_EQ(machine.gpus.size(), 2u);
+  EXPECT_EQ(machine.gpus[0].memory, machine.memory);
+}
+
 TEST_F(SysTest, NoDriverIsNoGpus) {
   Machine machine;
   ASSERT_TRUE(AddGpus(machine, root_, "libtessera-none.so.1"));
