@@ -76,6 +76,9 @@ void WarnOfFewConnections() {
 Result<std::unique_ptr<CudaDevice>> DeviceOfRank(
     const RankEnvironment& environment, int threads) {
   if (environment.rank == 0) WarnOfFewConnections();
+  // It would have NCCL's calls block whatever their communicators say, and none
+  // of the waits for them ever look at anything else.
+  unsetenv("NCCL_COMM_BLOCKING");
   const HostRanks ranks = HostRanksOf(environment, CudaDeviceCount());
   TESSERA_TRY(const int ordinal, GpuOfRank(ranks));
   if (RanksPerGpu(ranks) > 1) {
