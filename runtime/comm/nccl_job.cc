@@ -181,7 +181,7 @@ Result<void> NcclJob::CheckHealth() {
     const auto gone = store_.Poll(kGoneKey, 0);
     if (!gone) return Fail(gone.error());
     if (*gone && **gone > 0) {
-      return Fail(RankLeft(static_cast<int>(**gone - 1), rank_));
+      return AtOldest(Fail(RankLeft(static_cast<int>(**gone - 1), rank_)));
     }
   }
   const InFlight::Front oldest = in_flight_.Oldest();
@@ -219,7 +219,11 @@ Result<void> NcclJob::AskForFailures() {
 // By the store's count of them.
 Result<void> NcclJob::CheckFailures(int64_t failures) {
   if (failures == 0) return {};
-  const Error failure = Fail(Unavailable("another rank failed"));
+  return AtOldest(Fail(Unavailable("another rank failed")));
+}
+
+// A failure, at what is in flight longest.
+Error NcclJob::AtOldest(const Error& failure) const {
   const InFlight::Operation* const oldest = in_flight_.Oldest().operation;
   return oldest == nullptr ? failure : failure.At(oldest->what);
 }

@@ -101,6 +101,7 @@ class NcclJob {
   Result<std::optional<int64_t>> PollFailures();
   Result<void> AskForFailures();
   Result<void> CheckFailures(int64_t failures);
+  Error AtOldest(const Error& failure) const;
   Result<void> CheckWait(double waited, std::string_view who);
   Result<void> TellOfStall(std::string_view who);
   Result<std::string> GetWhenSet(const std::string& key, std::string_view who);

@@ -30,9 +30,10 @@
 //     nothing else done meanwhile.
 //   - Flush waits for this rank's collectives and messages in turn, but not for
 //     the receivers of its other messages; destroying the world does.
-//   - A rank that dies is noticed by NCCL (a closed connection) or by the time
-//     limit. Its task is not known to the others. Where it is rank 0 the end of
-//     its store is noticed, too; while that does not answer it is waited for.
+//   - A rank that dies is noticed by the end of its store's connection
+//     (kGoneKey), by NCCL (a closed connection) or by the time limit. Its task
+//     is not known to the others. While rank 0's store does not answer it is
+//     waited for.
 //
 // Messages in turn (SendInTurn) are one send or receive of NCCL in the queue in
 // use, where a send waits for its receive: each end of a channel has a
@@ -42,8 +43,8 @@
 // Other messages. For each pair of ranks and direction there is a communicator
 // and a stream, made when first used, so that a message that nobody receives
 // yet holds up nothing else. Send copies the message, and it goes out while
-// this rank waits in any operation of the world or for the device. It is
-// preceded by its group, tag and size.
+// this rank waits in any operation of the world or for the device, and now and
+// then while it enqueues kernels. It is preceded by its group, tag and size.
 
 #include <memory>
 
