@@ -1,6 +1,5 @@
 #include "profiler/machine.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <string_view>
 
 #include "profiler/first_line.h"
+#include "runtime/thread_pool.h"
 
 namespace tessera {
 namespace {
@@ -197,10 +197,7 @@ Machine ReadMachine(const std::string& root) {
   machine.host = FirstLine(base / "proc/sys/kernel/hostname");
   machine.cpu = ProcessorName(TextOf(base / "proc/cpuinfo"),
                               TextOf(base / "proc/device-tree/model"));
-  cpu_set_t cpus;
-  if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) {
-    machine.cpus = CPU_COUNT(&cpus);
-  }
+  machine.cpus = HostCores();
   // "MemTotal:       24689932 kB", which are KiB.
   const std::string memory = ValueIn(TextOf(base / "proc/meminfo"), "MemTotal");
   int64_t kib = 0;

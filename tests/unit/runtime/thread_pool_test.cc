@@ -81,6 +81,15 @@ TEST(ThreadPool, CoresAreThoseThatTheProcessMayRunOn) {
   bound.join();
 }
 
+TEST(ThreadPool, AContainerMayHaveTheTimeOfSomeCores) {
+  EXPECT_EQ(QuotaOf("800000 100000"), 8);
+  EXPECT_EQ(QuotaOf("250000 100000"), 3);  // 2.5
+  EXPECT_EQ(QuotaOf("10000 100000"), 1);
+  for (const char* none : {"max 100000", "", "100000", "0 0", "-1 100000"}) {
+    EXPECT_EQ(QuotaOf(none), 0) << none;
+  }
+}
+
 TEST(ThreadPool, RanksShareTheCores) {
   EXPECT_GE(ThreadsPerRank(1), 1);
   EXPECT_EQ(ThreadsPerRank(1 << 20), 1);
