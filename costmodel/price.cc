@@ -169,7 +169,7 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
       exchanges_(graph, cluster, profile, whole),
       classes_(cluster, exchanges_.router()),
       fusions_(graph, cluster, profile, options),
-      devices_per_host_(MostDevicesOfHost(cluster)),
+      devices_per_host_(MostDevicesByHost(cluster)),
       shards_(kShards) {
   NumberNodes();
   NumberKernels();
@@ -339,15 +339,27 @@ Cost Pricer::CopyCost(const TaskView& view, Traffic traffic) const {
 }
 
 // A copy between tiers, or a kernel on the host, where these are no memory of
-// the devices'. REQUIRES: the cluster has a host.
+// the devices', by the slowest of the group's hosts. REQUIRES: there are hosts.
 Cost Pricer::TierCost(const TaskView& view) const {
+  const GroupClass& where = classes_[view.group_class];
+  Cost slowest = {0, CostSource::kAnalytical};
+  for (size_t i = 0; i < where.device_types.size(); ++i) {
+    slowest.seconds =
+        std::max(slowest.seconds,
+                 TierSeconds(CountedView(view, where, i),
+                             static_cast<size_t>(TypeOf(where, i).host)));
+  }
+  return slowest;
+}
+
+double Pricer::TierSeconds(const TaskView& view, size_t number) const {
   const Task& task = *view.task;
-  const Host& host = *cluster_.host;
+  const Host& host = cluster_.hosts[number];
+  const double sharing = devices_per_host_[number];
   const Bytes read = BytesOf(view, task.reads);
   const Bytes written = BytesOf(view, task.writes);
   const auto moving = [](Bytes bytes, double bandwidth) {
-    return Cost{static_cast<double>(bytes.value) / bandwidth,
-                CostSource::kAnalytical};
+    return static_cast<double>(bytes.value) / bandwidth;
   };
   if (task.kind == TaskKind::kCompute) {
     // The optimizer's results and what is added to are read, too. (The first
@@ -357,13 +369,13 @@ Cost Pricer::TierCost(const TaskView& view) const {
         task.kernel == "cast" || task.kernel == "stochastic_cast";
     const Bytes again = casts ? Bytes{} : written;
     return moving(read + written + again,
-                  host.memory_bandwidth.value / devices_per_host_);
+                  host.memory_bandwidth.value / sharing);
   }
   if (view.value(task.reads[0]).tier == MemoryTier::kFile) {
-    return moving(written, host.storage_read.value / devices_per_host_);
+    return moving(written, host.storage_read.value / sharing);
   }
   if (view.value(task.writes[0]).tier == MemoryTier::kFile) {
-    return moving(read, host.storage_write.value / devices_per_host_);
+    return moving(read, host.storage_write.value / sharing);
   }
   return moving(read, host.device_link.value);
 }

@@ -131,6 +131,8 @@ class Pricer {
   template <typename Traffic>
   Cost CopyCost(const TaskView& view, Traffic traffic) const;
   Cost TierCost(const TaskView& view) const;
+  // The same on the hosts of that row, in seconds.
+  double TierSeconds(const TaskView& view, size_t host) const;
 
   const Graph& graph_;
   const Cluster& cluster_;
@@ -140,8 +142,9 @@ class Pricer {
   const ExchangePrices exchanges_;
   const GroupClasses classes_;
   const KernelFusions fusions_;
-  const double devices_per_host_;  // the most
-  std::vector<int> signature_;     // by node: operator and rule
+  // By row of the cluster's hosts, the most of a node.
+  const std::vector<double> devices_per_host_;
+  std::vector<int> signature_;  // by node: operator and rule
   std::unordered_map<std::string_view, int> kernels_;
   mutable std::vector<Shard> shards_;
 };

@@ -337,8 +337,8 @@ Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
   if (machines.size() > 1) {
     ConnectRails(cluster, nics, UseLinkType(cluster, NicLink(*first.front())));
   }
-  cluster.host = HostOfMachine(machines[0], speed);
-  cluster.host->device_link = HostLink(machines[0]);
+  cluster.hosts = {HostOfMachine(machines[0], speed)};
+  cluster.hosts[0].device_link = HostLink(machines[0]);
   SetUpkeep("", cluster);  // no price: that depends on whose machine it is
   for (const auto& [name, count] : counts) {
     if (!cluster.name.empty()) cluster.name += ", ";
@@ -364,8 +364,8 @@ Cluster ClusterOfCores(const Machine& machine, int ranks,
                   (alone ? "one core" : "all cores") + " of " + machine.host +
                   "; latency " + type.source;
   }
-  cluster.host = HostOfMachine(machine, speed);
-  cluster.host->device_link = speed.one_core;
+  cluster.hosts = {HostOfMachine(machine, speed)};
+  cluster.hosts[0].device_link = speed.one_core;
   return cluster;
 }
 

@@ -186,6 +186,8 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
   Bytes memory;  // of this machine
   std::vector<Bytes> hosts(static_cast<size_t>(cluster.num_nodes()));
   std::vector<Bytes> disks(hosts.size());
+  std::vector<std::optional<Bytes>> rooms(
+      hosts.size());  // in the hosts' memory
   for (size_t s = 0; s < sets.size(); ++s) {
     for (DeviceId device : sets[s].devices) {
       const DeviceType& type = cluster.TypeOf(device);
@@ -202,15 +204,17 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
       Bytes& host = hosts[node];
       host += host_peaks[s].total;
       disks[node] += files[s].total;
+      if (!cluster.hosts.empty()) rooms[node] = cluster.HostOf(device).memory;
       if (type.shared_memory) host += needed;
       if (!gpu) memory += needed + host_peaks[s].total;
     }
   }
   const Bytes host = *std::ranges::max_element(hosts);
-  if (of_hosts && cluster.host && host > cluster.host->memory) {
+  for (size_t node = 0; node < hosts.size() && of_hosts; ++node) {
+    if (!rooms[node] || hosts[node] <= *rooms[node]) continue;
     // Devices that share it may hold all of it.
     const std::string offloaded = largest(host_peaks, MemoryTier::kHost);
-    return OutOfMemory("a node's host needs", host, cluster.host->memory,
+    return OutOfMemory("a node's host needs", hosts[node], *rooms[node],
                        offloaded.empty()
                            ? largest(device_peaks, MemoryTier::kDevice)
                            : offloaded,

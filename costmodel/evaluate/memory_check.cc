@@ -82,7 +82,8 @@ void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
 // What the ranks of a node keep beside their devices fits into its host. Where
 // the devices are the host's cores, what they compute with lies there, too.
 void CheckHosts(const Cluster& cluster, const Plan& plan, Evaluation& result) {
-  if (!cluster.host) return;
+  if (cluster.hosts.empty()) return;
+  std::vector<const Host*> hosts(static_cast<size_t>(cluster.num_nodes()));
   std::vector<Bytes> memory(static_cast<size_t>(cluster.num_nodes()));
   std::vector<Bytes> storage(memory.size());
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
@@ -90,6 +91,7 @@ void CheckHosts(const Cluster& cluster, const Plan& plan, Evaluation& result) {
     for (DeviceId device : sets[s].devices) {
       const auto node =
           static_cast<size_t>(cluster.devices[device.index()].node);
+      hosts[node] = &cluster.HostOf(device);
       if (cluster.TypeOf(device).shared_memory) {
         memory[node] += result.memory[s].total;
       }
@@ -98,18 +100,25 @@ void CheckHosts(const Cluster& cluster, const Plan& plan, Evaluation& result) {
       storage[node] += result.file_memory[s].total;
     }
   }
-  const auto check = [&](const std::vector<Bytes>& needed, Bytes has,
-                         std::string_view what) {
-    const auto most = std::max_element(needed.begin(), needed.end());
-    if (*most <= has) return;
-    result.overflow = Max(result.overflow, *most - has);
+  // The first of those that lack most is told.
+  const auto check = [&](const std::vector<Bytes>& needed,
+                         Bytes Host::*const room, std::string_view what) {
+    Bytes most;
+    size_t at = 0;
+    for (size_t n = 0; n < needed.size(); ++n) {
+      if (hosts[n] == nullptr || needed[n] - hosts[n]->*room <= most) continue;
+      most = needed[n] - hosts[n]->*room;
+      at = n;
+    }
+    if (most == Bytes{}) return;
+    result.overflow = Max(result.overflow, most);
     result.violations.push_back(
-        "host of node " + std::to_string(most - needed.begin()) + ": needs " +
-        FormatBytes(*most) + " of " + FormatBytes(has) + " of " +
-        std::string(what) + ", " + FormatBytes(*most - has) + " too much");
+        "host of node " + std::to_string(at) + ": needs " +
+        FormatBytes(needed[at]) + " of " + FormatBytes(hosts[at]->*room) +
+        " of " + std::string(what) + ", " + FormatBytes(most) + " too much");
   };
-  check(memory, cluster.host->memory, "memory");
-  check(storage, cluster.host->storage, "storage");
+  check(memory, &Host::memory, "memory");
+  check(storage, &Host::storage, "storage");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "costmodel/fusion.h"
+#include "costmodel/host_size.h"
 #include "costmodel/source/cost_source.h"
 #include "planner/base/element_count.h"
 #include "planner/ir/running_average.h"
@@ -133,8 +134,9 @@ LeastUpdate LeastUpdateOf(const Graph& graph, const Cluster& cluster,
       has_hosts = true;
     }
   }
-  if (has_hosts && cluster.host) {
-    host_rate += cluster.num_nodes() * cluster.host->memory_bandwidth.value;
+  if (has_hosts && !cluster.hosts.empty()) {
+    host_rate +=
+        cluster.num_nodes() * FastestHost(cluster).memory_bandwidth.value;
   }
   // A stack may make more passes over some optimizers' values.
   const double on_device =

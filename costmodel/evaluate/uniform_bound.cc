@@ -142,6 +142,8 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
       pricer_(short_.graph, cluster_, profile, PricerOptionsOf(options)),
       host_size_(MostDevicesOfHost(cluster_)),
       least_host_size_(LeastDevicesOfHost(cluster_)),
+      most_of_host_(MostDevicesByHost(cluster_)),
+      fastest_host_(FastestHost(cluster_)),
       shared_memory_(std::ranges::any_of(
           cluster_.devices,
           [&](const Device& device) {
@@ -649,7 +651,7 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
   const int64_t others = replica * strategy.pp;
   const auto schedule = FindSchedule(strategy.schedule);
   if (shapes_.empty() || !IsPlain(strategy) || !schedule || others <= 0 ||
-      devices % others != 0 || (Offloads(strategy) && !cluster_.host)) {
+      devices % others != 0 || (Offloads(strategy) && cluster_.hosts.empty())) {
     return std::nullopt;
   }
   Setting setting;
@@ -732,7 +734,7 @@ double UniformBound::StateBytes(const Strategy& strategy,
 // have it do so.
 int64_t UniformBound::OnHost(double bytes) const {
   if (shared_memory_) return 0;
-  return Picoseconds(bytes * least_host_size_, cluster_.host->memory_bandwidth);
+  return Picoseconds(bytes * least_host_size_, fastest_host_.memory_bandwidth);
 }
 
 // The longest of the streams that serve the tiers of a stage. Parameters beside
@@ -740,7 +742,7 @@ int64_t UniformBound::OnHost(double bytes) const {
 // microbatch.
 int64_t UniformBound::TierTime(const Strategy& strategy, const Setting& setting,
                                size_t stage) const {
-  const Host& host = *cluster_.host;
+  const Host& host = fastest_host_;
   const StageCost& cost = setting.pipeline->stages[stage];
   const auto m = static_cast<double>(setting.shape.microbatches);
   const auto cuts = static_cast<double>(
@@ -942,29 +944,47 @@ Score UniformBound::Of(const GraphIndex& index, const Strategy& strategy,
   return ScoreFor(told, *setting, time, lacking);
 }
 
-// Bytes on a tier of the host that has most. Where replicas are no neighbours
-// it is not looked at which stages share a host, or where weights are tied what
-// of them stays on the device: each stage counts as the least.
-double UniformBound::MostOfHost(const Strategy& strategy,
-                                const Setting& setting, MemoryTier tier) const {
+// Bytes that the host lacks which lacks most of a tier, whose room `room` is.
+// Where replicas are no neighbours it is not looked at which stages share a
+// host, or where weights are tied what of them stays on the device: each stage
+// counts as the least.
+double UniformBound::LackingOfHosts(const Strategy& strategy,
+                                    const Setting& setting, MemoryTier tier,
+                                    Bytes Host::*const room) const {
   std::vector<double> of_stage;
   for (const StageCost& stage : setting.pipeline->stages) {
     of_stage.push_back(StoredBytes(stage, strategy, setting.dp, tier));
   }
   const double least = std::ranges::min(of_stage);
-  if (ties_ || least == std::ranges::max(of_stage) || !IsInnermost(strategy)) {
-    return host_size_ * least;
-  }
+  const double most = std::ranges::max(of_stage);
+  // Of all hosts, of which each device holds so much.
+  const auto lacking = [&](double of_device) {
+    double lacks = 0;
+    for (size_t h = 0; h < cluster_.hosts.size(); ++h) {
+      lacks = std::max(
+          lacks, most_of_host_[h] * of_device -
+                     static_cast<double>((cluster_.hosts[h].*room).value));
+    }
+    return lacks;
+  };
+  if (ties_ || least == most || !IsInnermost(strategy)) return lacking(least);
+  if (lacking(most) == 0) return 0;
   const int64_t replica = int64_t{strategy.tp} * strategy.cp * strategy.ep;
   const int64_t stride =
       StagesAreInside(strategy) ? replica : replica * setting.dp;
-  std::vector<double> of_host(static_cast<size_t>(cluster_.num_nodes()));
+  std::vector<double> lacks(static_cast<size_t>(cluster_.num_nodes()));
+  std::vector<bool> has_room(lacks.size());
   for (size_t d = 0; d < cluster_.devices.size(); ++d) {
     const int64_t stage = static_cast<int64_t>(d) / stride % strategy.pp;
-    of_host[static_cast<size_t>(cluster_.devices[d].node)] +=
-        of_stage[static_cast<size_t>(stage)];
+    const auto node = static_cast<size_t>(cluster_.devices[d].node);
+    lacks[node] += of_stage[static_cast<size_t>(stage)];
+    if (!has_room[node]) {
+      const DeviceId device(static_cast<int64_t>(d));
+      lacks[node] -= static_cast<double>((cluster_.HostOf(device).*room).value);
+      has_room[node] = true;
+    }
   }
-  return std::ranges::max(of_host);
+  return std::max(0.0, std::ranges::max(lacks));
 }
 
 // What the tiers beside the device lack counts as what devices do: the most
@@ -972,14 +992,13 @@ double UniformBound::MostOfHost(const Strategy& strategy,
 Score UniformBound::ScoreFor(const Strategy& strategy, const Setting& setting,
                              int64_t time, double lacking) const {
   Bytes overflow = {static_cast<int64_t>(std::max(lacking, 0.0))};
-  const auto need = [&](double needed, Bytes has) {
-    overflow = Max(overflow, Bytes{static_cast<int64_t>(needed)} - has);
+  const auto need = [&](MemoryTier tier, Bytes Host::*const room) {
+    const double lacks = LackingOfHosts(strategy, setting, tier, room);
+    overflow = Max(overflow, Bytes{static_cast<int64_t>(lacks)});
   };
   if (Offloads(strategy)) {
-    need(MostOfHost(strategy, setting, MemoryTier::kHost),
-         cluster_.host->memory);
-    need(MostOfHost(strategy, setting, MemoryTier::kFile),
-         cluster_.host->storage);
+    need(MemoryTier::kHost, &Host::memory);
+    need(MemoryTier::kFile, &Host::storage);
   }
   return {{time}, overflow, overflow == Bytes{}};
 }

@@ -280,8 +280,8 @@ class UniformBound {
   // with its activations; negative: what is left.
   double LackingStored(const Strategy& strategy, const Setting& setting) const;
   double LackingAtPeak(const Strategy& strategy, const Setting& setting) const;
-  double MostOfHost(const Strategy& strategy, const Setting& setting,
-                    MemoryTier tier) const;
+  double LackingOfHosts(const Strategy& strategy, const Setting& setting,
+                        MemoryTier tier, Bytes Host::*room) const;
   // Of a step of so many picoseconds, on devices that lack so many bytes.
   Score ScoreFor(const Strategy& strategy, const Setting& setting, int64_t time,
                  double lacking) const;
@@ -296,6 +296,8 @@ class UniformBound {
   Pricer pricer_;
   const int host_size_;  // devices of a host, the most
   const int least_host_size_;
+  const std::vector<double> most_of_host_;  // MostDevicesByHost
+  const Host fastest_host_;
   const bool shared_memory_;  // of some devices and their host
   bool alike_ = false;        // hosts, in themselves and in the network
   bool one_type_ = false;     // of devices

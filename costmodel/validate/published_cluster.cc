@@ -454,7 +454,7 @@ double GigabitsOf(const NumberWithUnit& quantity) {
 Cluster MakeHostNode(const GpuName& gpu, int nodes, int gpus, bool nvlink,
                      std::string_view nic, int cards) {
   Cluster cluster;
-  cluster.host = HostOf(gpu.host);
+  cluster.hosts = {HostOf(gpu.host)};
   const int device = UseDeviceType(cluster, gpu.device);
   const int pcie = UseLinkType(cluster, gpu.pcie);
   const bool mesh = gpu.inside == Inside::kCubeMesh;
@@ -690,7 +690,7 @@ Result<Cluster> ClusterOf(const PublishedRun& run,
     TESSERA_TRY(cluster, MakeCluster((network.cards == 1 ? "p3.16xlarge:"
                                                          : "dgx1-v100-32gb:") +
                                      std::to_string(nodes)));
-    cluster.host = HostOf(gpu->host);
+    cluster.hosts = {HostOf(gpu->host)};
     cluster.device_types[0] = DeviceTypeNamed(gpu->device);
     // The preset has one card or four.
     network.gbit_per_card *= network.cards == 1 ? 1 : network.cards / 4.0;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "costmodel/host_size.h"
 #include "costmodel/whatif/rent.h"
 #include "planner/base/element_count.h"
 #include "planner/plan/matrix_form.h"
@@ -85,21 +86,25 @@ void FillUpkeep(const Case& of, const Plan& plan, const PredictOptions& options,
   input.mtbf = MtbfOf(cluster, used);
   if (input.mtbf == 0) result.missing.emplace_back("device.mtbf");
   input.restart = options.run.restart;
-  const Host host = cluster.host.value_or(Host{});
+  // The slowest host is waited for.
+  const BytesPerSecond written =
+      SlowestOfHosts(cluster, used, &Host::storage_write);
+  const BytesPerSecond read =
+      SlowestOfHosts(cluster, used, &Host::storage_read);
   std::set<int> nodes_used;
   for (const DeviceId device : used) {
     nodes_used.insert(cluster.devices[device.index()].node);
   }
   const auto nodes = static_cast<double>(nodes_used.size());
   const double state = CheckpointBytes(graph, options.training) / nodes;
-  if (host.storage_write.value > 0) {
-    input.checkpoint = state / host.storage_write.value;
+  if (written.value > 0) {
+    input.checkpoint = state / written.value;
   } else {
     result.missing.emplace_back("host.storage_write");
   }
-  if (host.storage_read.value > 0) {
-    input.restart += state / host.storage_read.value;
-    input.load = DataBytes(graph) / nodes / host.storage_read.value;
+  if (read.value > 0) {
+    input.restart += state / read.value;
+    input.load = DataBytes(graph) / nodes / read.value;
   } else {
     result.missing.emplace_back("host.storage_read");
   }

@@ -104,7 +104,7 @@ std::vector<Change> ChangesOf(const Strategy& strategy, const Case& of) {
     add("tp", std::to_string(strategy.tp * times));
     add("pp", std::to_string(strategy.pp * times));
   }
-  if (!of.cluster.host) return changes;
+  if (of.cluster.hosts.empty()) return changes;
   for (const std::string& offload : OffloadsBeyond(strategy)) {
     add("offload", offload);
   }

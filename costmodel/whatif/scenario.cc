@@ -545,6 +545,8 @@ std::string FilePathOf(const std::string& path) {
   if (row != kPaths.end() && !row->stands_for.empty()) {
     return std::string(row->stands_for);
   }
+  // Of all hosts.
+  if (path.starts_with("host.")) return "host[*]" + path.substr(4);
   for (const auto& [from, to] :
        {std::pair<std::string_view, std::string_view>{"device", "device_types"},
         {"link", "link_types"}}) {

@@ -57,13 +57,13 @@ bool ImproveLatency(double factor, Cluster& cluster) {
 }
 
 bool ImproveHost(double factor, Cluster& cluster) {
-  if (!cluster.host) return false;
-  Host& host = *cluster.host;
-  for (BytesPerSecond* rate : {&host.memory_bandwidth, &host.device_link,
-                               &host.storage_read, &host.storage_write}) {
-    *rate = *rate * factor;
+  for (Host& host : cluster.hosts) {
+    for (BytesPerSecond* rate : {&host.memory_bandwidth, &host.device_link,
+                                 &host.storage_read, &host.storage_write}) {
+      *rate = *rate * factor;
+    }
   }
-  return true;
+  return !cluster.hosts.empty();
 }
 
 constexpr std::string_view kIntra = "links within nodes";

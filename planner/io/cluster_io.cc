@@ -92,6 +92,7 @@ proto::DeviceType ToProto(const DeviceType& type) {
   row.set_launch_overhead_seconds(type.launch_overhead.seconds());
   row.set_concurrent_streams(type.concurrent_streams);
   row.set_shared_memory(type.shared_memory);
+  row.set_host(type.host);
   row.set_peak_fp8_flops_per_second(type.peak_fp8.value);
   row.set_peak_fp4_flops_per_second(type.peak_fp4.value);
   row.set_generation(std::string(NameOf(type.generation)));
@@ -140,7 +141,7 @@ proto::Cluster ToProto(const Cluster& cluster) {
   for (const LinkType& type : cluster.link_types) {
     *out.add_link_types() = ToProto(type);
   }
-  if (cluster.host) *out.mutable_host() = ToProto(*cluster.host);
+  for (const Host& host : cluster.hosts) *out.add_host() = ToProto(host);
   if (cluster.stack != Stack()) *out.mutable_stack() = ToProto(cluster.stack);
   for (const Vertex& vertex : cluster.vertices) {
     proto::Vertex& row = *out.add_vertices();
@@ -182,6 +183,7 @@ Result<DeviceType> FromProto(const proto::DeviceType& row,
                          at + ".launch_overhead_seconds"));
   type.concurrent_streams = row.concurrent_streams();
   type.shared_memory = row.shared_memory();
+  type.host = row.host();
   type.peak_fp8 = {row.peak_fp8_flops_per_second()};
   type.peak_fp4 = {row.peak_fp4_flops_per_second()};
   auto generation = ParseGpuGeneration(row.generation());
@@ -298,7 +300,9 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
                 FromProto(in.link_types(i), Indexed("link_types", i)));
     out.link_types.push_back(std::move(type));
   }
-  if (in.has_host()) out.host = FromProto(in.host());
+  for (const proto::Host& host : in.host()) {
+    out.hosts.push_back(FromProto(host));
+  }
   if (in.has_stack()) {
     TESSERA_TRY(out.stack, FromProto(in.stack()));
   }
@@ -330,6 +334,7 @@ struct Renamed {
   std::string_view in_file;
 };
 constexpr Renamed kRenamed[] = {
+    {"Cluster", "hosts", "host"},
     {"Device", "type", "device_type"},
     {"Link", "from", "from_vertex"},
     {"Link", "to", "to_vertex"},
@@ -375,6 +380,7 @@ std::string AsInFile(std::string_view where) {
 // What a profile's rows of a type's name are of, and what its figures say.
 DeviceType Measured(DeviceType type) {
   type.source.clear();
+  type.host = 0;
   type.slowness = 1;
   type.upkeep = {};
   return type;

@@ -186,17 +186,17 @@ void CheckStack(const Stack& stack, Problems& problems) {
                        "stack.memory.fragmentation");
 }
 
-void CheckHost(const Host& host, Problems& problems) {
-  problems.RequirePositiveBytes(host.memory, "host.memory");
-  problems.RequireBandwidth(host.memory_bandwidth, "host.memory_bandwidth");
-  problems.RequireBandwidth(host.device_link, "host.device_link");
-  problems.RequireBytes(host.storage, "host.storage");
+void CheckHost(const Host& host, const std::string& at, Problems& problems) {
+  problems.RequirePositiveBytes(host.memory, at + ".memory");
+  problems.RequireBandwidth(host.memory_bandwidth, at + ".memory_bandwidth");
+  problems.RequireBandwidth(host.device_link, at + ".device_link");
+  problems.RequireBytes(host.storage, at + ".storage");
   // Files are read and written where their room is not known, too.
   for (const auto& [rate, where] :
-       {std::pair{host.storage_read, "host.storage_read"},
-        std::pair{host.storage_write, "host.storage_write"}}) {
+       {std::pair{host.storage_read, ".storage_read"},
+        std::pair{host.storage_write, ".storage_write"}}) {
     if (host.storage > Bytes{} || rate.value != 0) {
-      problems.RequireBandwidth(rate, where);
+      problems.RequireBandwidth(rate, at + where);
     }
   }
 }
@@ -232,6 +232,15 @@ void CheckDevices(const Cluster& cluster, Problems& problems) {
                    "is " + std::to_string(device.node) +
                        ": nodes count up from 0 and the ranks of one node "
                        "are contiguous");
+    }
+    const auto host_of = [&](const Device& of) {
+      return cluster.device_types[static_cast<size_t>(of.type)].host;
+    };
+    if (problems.errors.empty() && continues && i > 0 &&
+        host_of(device) != host_of(cluster.devices[i - 1])) {
+      problems.Add(at + ".type", "has another host than " +
+                                     Indexed("devices", i - 1) +
+                                     ", which is of the same node");
     }
     node = device.node;
   }
@@ -339,6 +348,11 @@ FlopsPerSecond DeviceType::Peak(DType dtype) const {
   return {};
 }
 
+bool Cluster::HasStorage() const {
+  return std::ranges::any_of(
+      hosts, [](const Host& host) { return host.storage > Bytes{}; });
+}
+
 int Cluster::num_nodes() const {
   return devices.empty() ? 0 : devices.back().node + 1;
 }
@@ -374,13 +388,17 @@ DeviceId AddDevice(Cluster& cluster, int type, int node, std::string name) {
 std::vector<Error> Validate(const Cluster& cluster) {
   Problems problems;
   for (size_t i = 0; i < cluster.device_types.size(); ++i) {
-    CheckDeviceType(cluster.device_types[i], Indexed("device_types", i),
-                    problems);
+    const DeviceType& type = cluster.device_types[i];
+    CheckDeviceType(type, Indexed("device_types", i), problems);
+    problems.RequireIndex(type.host, std::max<size_t>(1, cluster.hosts.size()),
+                          Indexed("device_types", i) + ".host");
   }
   for (size_t i = 0; i < cluster.link_types.size(); ++i) {
     CheckLinkType(cluster.link_types[i], Indexed("link_types", i), problems);
   }
-  if (cluster.host) CheckHost(*cluster.host, problems);
+  for (size_t i = 0; i < cluster.hosts.size(); ++i) {
+    CheckHost(cluster.hosts[i], Indexed("hosts", i), problems);
+  }
   CheckStack(cluster.stack, problems);
   CheckDevices(cluster, problems);
   CheckLinks(cluster, problems);

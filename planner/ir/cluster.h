@@ -7,7 +7,6 @@
 // type, each with the source of its numbers; devices and links refer to them.
 // A plain value: copyable, comparable, no pointers inside.
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -84,14 +83,15 @@ struct DeviceType {
   // move their own bytes: the cores of a host.
   bool shared_memory = false;
   Upkeep upkeep;
+  int host = 0;  // index into Cluster::hosts: of the nodes with such devices
 
   // Zero when the type is not supported.
   FlopsPerSecond Peak(DType dtype) const;
   bool operator==(const DeviceType&) const = default;
 };
 
-// What each node has beside its devices: where they may keep what they do not
-// use. Its figures are shared by the devices of the node, who use it alike.
+// What a node has beside its devices: where they may keep what they do not use.
+// Its figures are shared by the devices of the node, who use it alike.
 struct Host {
   std::string source;               // where the figures below come from
   Bytes memory;                     // usable by tensors
@@ -151,8 +151,8 @@ struct Cluster {
   std::vector<Vertex> vertices;
   std::vector<Device> devices;  // in rank order
   std::vector<Link> links;
-  std::optional<Host> host;  // of every node; without it nothing leaves devices
-  Stack stack;               // the software of every node
+  std::vector<Host> hosts;  // without them nothing leaves devices
+  Stack stack;              // the software of every node
   // The algorithm, or ALGORITHM/PROTOCOL, by which collectives run where they
   // can ("ring", "ring/simple", "/ll"); the fastest where empty. Names:
   // costmodel/collective.
@@ -161,6 +161,12 @@ struct Cluster {
   const DeviceType& TypeOf(DeviceId device) const {
     return device_types[static_cast<size_t>(devices[device.index()].type)];
   }
+  // REQUIRES: there are hosts.
+  const Host& HostOf(DeviceId device) const {
+    return hosts[static_cast<size_t>(TypeOf(device).host)];
+  }
+  // Whether some host has room for files.
+  bool HasStorage() const;
   int num_nodes() const;
   bool operator==(const Cluster&) const = default;
 };

@@ -235,18 +235,31 @@ class Validator {
     }
   }
 
-  // The cluster has the tiers that the plan uses. `at` says whose it is.
+  bool HasStorage(GroupId group) const {
+    if (cluster_.hosts.size() == 1) return cluster_.HasStorage();
+    return std::ranges::all_of(
+        plan_.groups[group.index()].devices, [&](DeviceId device) {
+          return cluster_.HostOf(device).storage > Bytes{};
+        });
+  }
+
+  // The hosts of a group's devices have the tier. `at` says whose it is.
   template <typename Text>
-  void CheckTier(MemoryTier tier, const Text& at, std::string_view field) {
+  void CheckTier(MemoryTier tier, GroupId group, const Text& at,
+                 std::string_view field) {
     if (tier == MemoryTier::kDevice) return;
     const std::string where = at() + " " + std::string(field);
-    if (!cluster_.host) {
+    if (cluster_.hosts.empty()) {
       Fail(where, "is " + std::string(NameOf(tier)) +
                       ": expected device, since cluster " +
                       Quoted(cluster_.name) + " has no figures of its hosts");
-    } else if (tier == MemoryTier::kFile && cluster_.host->storage == Bytes{}) {
+    } else if (tier == MemoryTier::kFile && !HasStorage(group)) {
       Fail(where, "is file: expected device or host, since cluster " +
-                      Quoted(cluster_.name) + " has no storage");
+                      Quoted(cluster_.name) + " has no storage" +
+                      (cluster_.HasStorage()
+                           ? " on all nodes of group " +
+                                 Quoted(plan_.groups[group.index()].name)
+                           : ""));
     }
   }
 
@@ -314,8 +327,8 @@ class Validator {
     CheckSampleGroups(id);
     CheckTiles(id, placement);
     CheckTier(
-        placement.activation_tier, [&] { return NodeText(id); },
-        "activation_tier");
+        placement.activation_tier, placement.group,
+        [&] { return NodeText(id); }, "activation_tier");
     AxisSet used = placement.rooted;
     CheckRooted(id, placement.rooted, group);
     CheckStreamed(id, placement, group);
@@ -625,8 +638,14 @@ class Validator {
       return;
     }
     const auto at = [&] { return WeightText(use.tensor); };
-    CheckTier(placement.parameter_tier, at, "parameter_tier");
-    CheckTier(placement.optimizer_tier, at, "optimizer_tier");
+    // Where several groups read it, of all that there are.
+    const GroupId home = plan_.ops[use.home.node.index()].group;
+    const bool tied = stages_ok_ && IsTiedAcrossGroups(index_, plan_, w);
+    for (int64_t g = 0; g < std::ssize(plan_.groups); ++g) {
+      if (!tied && GroupId(g) != home) continue;
+      CheckTier(placement.parameter_tier, GroupId(g), at, "parameter_tier");
+      CheckTier(placement.optimizer_tier, GroupId(g), at, "optimizer_tier");
+    }
     if (placement.parameter_tier != MemoryTier::kDevice && stages_ok_ &&
         IsTiedAcrossGroups(index_, plan_, w)) {
       fail("parameter_tier",

@@ -150,7 +150,7 @@ std::vector<Strategy> OtherOrder(const SearchSpace&, const Strategy& s) {
 std::vector<Strategy> OtherOffload(const SearchSpace& space,
                                    const Strategy& s) {
   std::vector<Strategy> all;
-  if (!space.cluster->host.has_value()) return all;
+  if (space.cluster->hosts.empty()) return all;
   for (const MemoryTier optimizer : {MemoryTier::kDevice, MemoryTier::kHost}) {
     for (const MemoryTier parameters :
          {MemoryTier::kDevice, MemoryTier::kHost}) {

@@ -93,7 +93,7 @@ class Offloader {
   // With as small a share of them in files as leaves the host room.
   std::optional<FoundPlan> PartlyInFiles(
       const std::vector<double>& wanted) const {
-    if (space_.cluster->host->storage == Bytes{}) return std::nullopt;
+    if (!space_.cluster->HasStorage()) return std::nullopt;
     auto found = Priced(wanted, 1);
     if (!found || !found->evaluation.feasible()) return std::nullopt;
     double little = 0;
@@ -181,12 +181,14 @@ class Offloader {
   bool gradients_ = false;                    // are on the host, too
 };
 
-// What the host takes to update so many bytes of each of its devices.
+// What the fastest host takes to update so many bytes of each of its devices.
 double SecondsOnHost(const SearchSpace& space, Bytes lacks) {
-  const Host& host = *space.cluster->host;
+  double rate = 0;
+  for (const Host& host : space.cluster->hosts) {
+    rate = std::max(rate, host.memory_bandwidth.value);
+  }
   const auto bytes = static_cast<double>(lacks.value);
-  return kUpdatePasses * bytes * space.least_devices_of_node /
-         host.memory_bandwidth.value;
+  return kUpdatePasses * bytes * space.least_devices_of_node / rate;
 }
 
 }  // namespace
@@ -195,7 +197,7 @@ std::optional<FoundPlan> FitByOffloading(const SearchSpace& space,
                                          const Objective& objective,
                                          const Plan& plan,
                                          const std::function<bool()>& stop) {
-  if (!space.cluster->host) return std::nullopt;
+  if (space.cluster->hosts.empty()) return std::nullopt;
   return Offloader(space, objective, plan, stop).Run();
 }
 
@@ -205,8 +207,8 @@ std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
                                        size_t tried, int64_t most_operators,
                                        Score than,
                                        const std::function<bool()>& stop) {
-  if (!space.cluster->host) return {};
-  const bool has_files = space.cluster->host->storage > Bytes{};
+  if (space.cluster->hosts.empty()) return {};
+  const bool has_files = space.cluster->HasStorage();
   // By how long they take with what they lack on the host, as far as bounds
   // say, and then prices.
   using Guess = std::pair<double, const Strategy*>;

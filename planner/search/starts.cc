@@ -309,9 +309,12 @@ class StartFinder {
     AddMixed();
     Offload(kStartEnd);
     AddOther();
+    // What does not fit on all devices may on some.
+    const bool fits = ScoreOfBest().feasible;
+    if (!fits) AddMore();
     AddUnlike();
     AddPartlyOffloaded();
-    AddMore();
+    if (fits) AddMore();
     MakeOrders();
     RankOnLinks();
     Repair();

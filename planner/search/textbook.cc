@@ -159,7 +159,7 @@ template <typename Is>
 std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier tier,
                                 int tiles, Is is) {
   std::vector<Strategy> all;
-  if (!space.cluster->host.has_value()) return all;
+  if (space.cluster->hosts.empty()) return all;
   const auto whole = Grid(space, [&](const Strategy& s) {
     return is(s) && s.cp == 1 && s.vp == 1 &&
            s.schedule == Strategy().schedule &&
@@ -270,7 +270,7 @@ std::string WhyNone(const Approach& approach, const SearchSpace& space) {
   if (whole && devices > 1) {
     return "the cluster has " + std::to_string(devices) + " devices";
   }
-  if (approach.offloads && !space.cluster->host.has_value()) {
+  if (approach.offloads && space.cluster->hosts.empty()) {
     return "the cluster does not say what its hosts have";
   }
   const bool offloads_alone =

@@ -80,7 +80,7 @@ Cluster MakeCubeMesh(int nodes, std::optional<int> gpus,
                      std::string_view device, bool nic_per_switch,
                      std::string_view nic_link, std::string_view host) {
   Cluster cluster;
-  cluster.host = HostOf(host);
+  cluster.hosts = {HostOf(host)};
   std::vector<std::vector<VertexId>> nics;
   for (int n = 0; n < nodes; ++n) {
     nics.push_back(

@@ -14,7 +14,7 @@ namespace tessera {
 
 Result<Cluster> MakeP100Edr(int nodes, std::optional<int> gpus_per_node) {
   Cluster cluster;
-  cluster.host = HostOf("p100-edr");
+  cluster.hosts = {HostOf("p100-edr")};
   const int gpus = gpus_per_node.value_or(4);
   const int device = UseDeviceType(cluster, "p100-sxm2-16gb");
   const int nvlink = UseLinkType(cluster, "nvlink1");
@@ -41,7 +41,7 @@ Result<Cluster> MakeP100Edr(int nodes, std::optional<int> gpus_per_node) {
 
 Result<Cluster> MakeK80Fdr(int nodes, std::optional<int> gpus_per_node) {
   Cluster cluster;
-  cluster.host = HostOf("k80-fdr");
+  cluster.hosts = {HostOf("k80-fdr")};
   const int gpus = gpus_per_node.value_or(4);
   const int device = UseDeviceType(cluster, "k80-gk210-12gb");
   const int pcie = UseLinkType(cluster, "pcie3-x16");

@@ -10,7 +10,7 @@ namespace tessera {
 
 Result<Cluster> MakeLocalCpu(int ranks, std::optional<int>) {
   Cluster cluster;
-  cluster.host = HostOf("local-cpu");
+  cluster.hosts = {HostOf("local-cpu")};
   const int device = UseDeviceType(cluster, "cpu-core");
   const int copy = UseLinkType(cluster, "shm-copy");
   const int memory = UseLinkType(cluster, "shm-memory");

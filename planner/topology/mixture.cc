@@ -16,26 +16,6 @@
 namespace tessera {
 namespace {
 
-// What each of the nodes has at least. Figures of one host with the source of
-// each.
-Host LeastOf(const Host& a, const Host& b) {
-  Host least = a;
-  if (a == b) return least;
-  least.source = "the lesser of: " + a.source + "; " + b.source;
-  const auto lower = [](auto& mine, const auto& other) {
-    mine = std::min(mine, other, [](const auto& x, const auto& y) {
-      return x.value < y.value;
-    });
-  };
-  lower(least.memory, b.memory);
-  lower(least.memory_bandwidth, b.memory_bandwidth);
-  lower(least.device_link, b.device_link);
-  lower(least.storage, b.storage);
-  lower(least.storage_read, b.storage_read);
-  lower(least.storage_write, b.storage_write);
-  return least;
-}
-
 // The nodes of one part, with the NICs of each.
 struct Part {
   std::vector<std::vector<VertexId>> nics;
@@ -47,7 +27,14 @@ Part AddNodes(const Topology& topology, const Cluster& part, Cluster& cluster) {
   const int first_node =
       cluster.devices.empty() ? 0 : cluster.devices.back().node + 1;
   std::vector<int> device_types;
-  for (const DeviceType& type : part.device_types) {
+  std::vector<int> hosts;
+  for (const Host& host : part.hosts) {
+    const auto known = std::ranges::find(cluster.hosts, host);
+    hosts.push_back(static_cast<int>(known - cluster.hosts.begin()));
+    if (known == cluster.hosts.end()) cluster.hosts.push_back(host);
+  }
+  for (DeviceType type : part.device_types) {
+    type.host = hosts[static_cast<size_t>(type.host)];
     device_types.push_back(UseDeviceType(cluster, type));
   }
   const NetworkSide side = NetworkSideOf(part);
@@ -137,8 +124,6 @@ Cluster MixtureOf(const std::vector<ClusterPart>& clusters) {
   std::vector<Part> parts;
   for (const auto& [topology, part] : clusters) {
     AppendTo(mixture.name, "+", part.name);
-    mixture.host =
-        !mixture.host ? part.host : LeastOf(*mixture.host, *part.host);
     parts.push_back(AddNodes(*topology, part, mixture));
   }
   ConnectParts(mixture, parts);

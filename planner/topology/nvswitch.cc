@@ -10,7 +10,7 @@ namespace tessera {
 Cluster MakeNvSwitchCluster(const NvSwitchNode& node, int nodes,
                             std::optional<int> gpus_per_node) {
   Cluster cluster;
-  cluster.host = HostOf(node.host);
+  cluster.hosts = {HostOf(node.host)};
   const int device = UseDeviceType(cluster, node.device);
   const int nvlink = UseLinkType(cluster, node.nvlink);
   const int pcie = UseLinkType(cluster, node.pcie);

@@ -26,7 +26,7 @@ struct PcieNode {
 Cluster MakePcieCluster(const PcieNode& node, int nodes,
                         std::optional<int> gpus_per_node) {
   Cluster cluster;
-  cluster.host = HostOf(node.host);
+  cluster.hosts = {HostOf(node.host)};
   const int gpus = gpus_per_node.value_or(node.gpus);
   const int device = UseDeviceType(cluster, node.device);
   const int host = UseLinkType(cluster, node.pcie);

@@ -103,13 +103,13 @@ TEST(TopologyContract, MixesNodesOfSeveralPresets) {
   const Cluster alone = MakeCluster("dgx-h100:2").value();
   EXPECT_EQ(router.Route(DeviceId(0), DeviceId(1)).size(),
             Router(alone).Route(DeviceId(0), DeviceId(1)).size());
-  // What any host has, all have.
-  ASSERT_TRUE(mixture.host.has_value());
-  for (const std::string_view part :
-       {"dgx-h100", "dgx1-v100-32gb", "p4d.24xlarge"}) {
-    const Host host = *MakeCluster(part)->host;
-    EXPECT_LE(mixture.host->memory, host.memory) << part;
-    EXPECT_LE(mixture.host->device_link.value, host.device_link.value) << part;
+  // Nodes keep their hosts.
+  ASSERT_EQ(mixture.hosts.size(), 3u);
+  for (const auto& [device, part] :
+       {std::pair(0, "dgx-h100"), std::pair(8, "dgx-h100"),
+        std::pair(16, "dgx1-v100-32gb"), std::pair(20, "p4d.24xlarge")}) {
+    EXPECT_EQ(mixture.HostOf(DeviceId(device)), MakeCluster(part)->hosts[0])
+        << part;
   }
 }
 

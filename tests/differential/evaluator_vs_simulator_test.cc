@@ -127,7 +127,7 @@ std::optional<Plan> RandomStrategy(const Graph& graph, const Cluster& cluster,
   strategy.bucket = {Pick(rng, {0, 1, 100'000, 1'000'000})};
   strategy.prefetch = Pick(rng, {0, 1, 1, 2, 5});
   strategy.tiles = Pick(rng, {1, 1, 1, 2, 3});
-  if (cluster.host && Pick(rng, {0, 0, 0, 1}) == 1) {
+  if (!cluster.hosts.empty() && Pick(rng, {0, 0, 0, 1}) == 1) {
     strategy.parameter_tier = static_cast<MemoryTier>(Pick(rng, {0, 1, 2}));
     strategy.optimizer_tier = static_cast<MemoryTier>(Pick(rng, {0, 1, 2}));
     strategy.activation_tier = static_cast<MemoryTier>(Pick(rng, {0, 1, 2}));

@@ -44,8 +44,8 @@ std::vector<MemoryTier*> TiersIn(int block, What what, Draft& draft) {
 
 std::optional<double> Edit(Draft& draft, Rng& rng) {
   const SearchSpace& space = draft.space();
-  if (!space.cluster->host) return std::nullopt;
-  const bool has_files = space.cluster->host->storage > Bytes{};
+  if (space.cluster->hosts.empty()) return std::nullopt;
+  const bool has_files = space.cluster->HasStorage();
   const int block = DrawBlock(space, rng);
   const auto scope = DrawScope(draft, kScopes, rng);
   const auto what = static_cast<What>(rng.Below(kWhats));

@@ -227,7 +227,7 @@ TEST(Evaluator, SaysWhatHostAndStorageLack) {
                              "storage, 1.99 GB too much",
                              "group all holds in files at its peak 154 MB "}}) {
     Cluster cluster = MakeCluster("dgx-a100-80gb:1x2").value();
-    (*cluster.host).*row.room = Bytes{1'000'000'000};
+    cluster.hosts[0].*row.room = Bytes{1'000'000'000};
     const Evaluator evaluator(graph, cluster, nullptr, {});
     const Evaluation result =
         evaluator.Explain(Uniform(graph, cluster, row.strategy));
@@ -246,7 +246,7 @@ TEST(Evaluator, SaysWhatHostAndStorageLack) {
 TEST(Evaluator, CoresCountInTheirHostsMemory) {
   const Graph graph = Example("gpt2", 64, DType::kFloat32);
   Cluster cluster = MakeCluster("local-cpu:2").value();
-  cluster.host->memory = Bytes{3'000'000'000};
+  cluster.hosts[0].memory = Bytes{3'000'000'000};
   const Evaluator evaluator(graph, cluster, nullptr, {});
   const Evaluation result = evaluator.Explain(Uniform(graph, cluster, "mbs=1"));
   ASSERT_EQ(result.violations.size(), 2u);

@@ -287,7 +287,8 @@ TEST_P(OffloadsStrategy, AsFarAsMemoryLacks) {
     }
   }
   ASSERT_LT(on_host(in_files), on_host(fitted->plan));
-  cluster.host->memory = {(on_host(in_files) + 9 * on_host(fitted->plan)) / 10};
+  cluster.hosts[0].memory = {(on_host(in_files) + 9 * on_host(fitted->plan)) /
+                             10};
   const SearchSpace full(graph, cluster);
   const Evaluator of_full(graph, cluster, nullptr, {});
   const auto filed = FitByOffloading(full, of_full, plan, never);

@@ -143,8 +143,8 @@ TEST(StepBound, IsBelowAStepOfEveryModel) {
 TEST(StepBound, HasTheOptimizersTraffic) {
   const Graph graph = testing::TwoLayerGraph(4, 512, 1024);
   Cluster cluster = MakeCluster("p100-edr:1").value();
-  ASSERT_TRUE(cluster.host.has_value());
-  const Host host = *cluster.host;
+  ASSERT_FALSE(cluster.hosts.empty());
+  const std::vector<Host> hosts = cluster.hosts;
   TrainingOptions sgd;
   sgd.optimizer = "sgd";
   sgd.clip = 0;
@@ -153,16 +153,16 @@ TEST(StepBound, HasTheOptimizersTraffic) {
   constexpr double kParameters = 2 * 512 * 1024;
   const auto devices = static_cast<double>(cluster.devices.size());
 
-  cluster.host.reset();
+  cluster.hosts.clear();
   const double adamw = LowerBound(graph, cluster, {}).step_time.seconds();
   const double plain = LowerBound(graph, cluster, sgd).step_time.seconds();
   EXPECT_NEAR(adamw - plain, kParameters * (32 - 12) / rate / devices,
               1e-3 * (adamw - plain));
 
   // The host takes a part of it: D T + U T / V = C + U.
-  cluster.host = host;
+  cluster.hosts = hosts;
   const double update = kParameters * 32 / rate;
-  const double on_host = kParameters * 32 / host.memory_bandwidth.value;
+  const double on_host = kParameters * 32 / hosts[0].memory_bandwidth.value;
   const double passes = adamw * devices - update;
   const double expected = std::max(
       passes / devices, adamw * devices / (devices + update / on_host));

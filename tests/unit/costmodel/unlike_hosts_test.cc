@@ -1,11 +1,13 @@
 // Groups on hosts that are not alike, or that several hosts share unequally.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/price.h"
+#include "costmodel/whatif/degrade.h"
 #include "planner/io/importer.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/hardware.h"
@@ -84,6 +86,54 @@ TEST(UnlikeHosts, MeasuredExchangesAreOfTheGroupOverMostHosts) {
   EXPECT_GT(step("dgx-a100-80gb:2x6", "tp=4,dp=3", 2), 1);
   // Where all lie within a host these are the rows.
   EXPECT_GT(step("dgx-a100-80gb:1x4", "tp=4", 1), 1);
+}
+
+// A plan on one of two unlike nodes is as fast and needs as much as on that
+// node alone, whatever the other's host has; over both the slower host counts,
+// and the room of each.
+TEST(UnlikeHosts, OffloadByTheirOwnFigures) {
+  const Graph graph = testing::MlpGraph(1, 8, 4, 8, 16, 32);
+  Cluster both = *MakeCluster("dgx-h100:1x2+dgx1-v100-32gb:1x2");
+  ASSERT_EQ(both.hosts.size(), 2u);
+  const Cluster first = FirstDevices(both, 2);
+  const auto evaluated = [&](const Cluster& planned, const Cluster& on) {
+    const Plan plan =
+        PlanFromStrategy(graph, planned,
+                         *ParseStrategy("mbs=1,zero=1,offload=optimizer:host"))
+            .value();
+    return Evaluator(graph, on, nullptr, {}).Evaluate(plan);
+  };
+  const Evaluation alone = evaluated(first, first);
+  EXPECT_TRUE(alone.feasible());
+  EXPECT_EQ(evaluated(first, both).step_time, alone.step_time);
+  const Duration usual = evaluated(both, both).step_time;
+
+  for (const size_t slow : {0, 1}) {
+    Cluster slower = both;
+    slower.hosts[slow].device_link = {1e6};
+    EXPECT_EQ(evaluated(first, slower).step_time > alone.step_time, slow == 0);
+    EXPECT_GT(evaluated(both, slower).step_time, usual);
+    Cluster small = both;
+    small.hosts[slow].memory = {1};
+    EXPECT_EQ(evaluated(first, small).feasible(), slow == 1);
+    const Evaluation lacks = evaluated(both, small);
+    ASSERT_FALSE(lacks.violations.empty());
+    EXPECT_THAT(lacks.violations[0],
+                ::testing::StartsWith("host of node " + std::to_string(slow)));
+  }
+}
+
+// Files need storage on the nodes of those that keep them.
+TEST(UnlikeHosts, KeepFilesWhereTheyHaveStorage) {
+  const Graph graph = testing::MlpGraph(1, 8, 4, 8, 16, 32);
+  Cluster both = *MakeCluster("dgx-h100:1x2+dgx1-v100-32gb:1x2");
+  both.hosts[1].storage = {};
+  const auto strategy = *ParseStrategy("mbs=1,zero=1,offload=optimizer:file");
+  EXPECT_TRUE(PlanFromStrategy(graph, FirstDevices(both, 2), strategy));
+  const auto plan = PlanFromStrategy(graph, both, strategy);
+  ASSERT_FALSE(plan);
+  EXPECT_THAT(plan.error().ToString(),
+              ::testing::HasSubstr("has no storage on all nodes of group"));
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ TEST(ClusterFields, AllPathsAreListed) {
   const std::vector<std::string> paths = ClusterFieldPaths();
   for (const char* path :
        {"name", "device_types[*].memory", "device_types[*].upkeep.price",
-        "link_types[*].latency", "host.storage_write"}) {
+        "link_types[*].latency", "host[*].storage_write"}) {
     EXPECT_THAT(paths, Contains(path));
   }
 }

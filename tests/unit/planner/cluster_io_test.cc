@@ -71,8 +71,14 @@ TEST(ClusterIo, EveryPresetSurvivesEveryEncoding) {
 
 TEST(ClusterIo, HostsComeBack) {
   Cluster cluster = *MakeCluster("local-cpu:2");
-  cluster.host = Host{"a datasheet", {1'000'001}, {1e6 + 2}, {1e6 + 3},
-                      {1'000'004},   {1e6 + 5},   {1e6 + 6}};
+  cluster.hosts.push_back({"a datasheet",
+                           {1'000'001},
+                           {1e6 + 2},
+                           {1e6 + 3},
+                           {1'000'004},
+                           {1e6 + 5},
+                           {1e6 + 6}});
+  cluster.device_types[0].host = 1;
   for (const char* ending : {".txtpb", ".json", ".pb"}) {
     const std::string path = TempPath(std::string("host") + ending);
     ASSERT_TRUE(WriteCluster(path, cluster));
@@ -87,8 +93,9 @@ TEST(ClusterIo, HostsComeBack) {
                 Replaced(*ReadFile(path), "read_bytes_per_second: 1000005",
                          "read_bytes_per_second: 0")));
   ASSERT_FALSE(broken);
-  EXPECT_THAT(broken.error().ToString(), HasSubstr("host.storage_read"));
-  cluster.host.reset();
+  EXPECT_THAT(broken.error().ToString(), HasSubstr("host[1].storage_read"));
+  cluster.hosts.clear();
+  cluster.device_types[0].host = 0;
   ASSERT_TRUE(WriteCluster(path, cluster));
   EXPECT_EQ(*ReadCluster(path), cluster);
 }
@@ -244,16 +251,18 @@ TEST(ClusterIo, ErrorsNameFieldsOfTheFile) {
        "link_types[1].in_switch_bandwidth_bytes_per_second"},
       {where([](Cluster& c) { c.link_types[1].slowness = 0; }),
        "link_types[1].slowness"},
-      {where([](Cluster& c) { c.host->memory = {}; }), "host.memory_bytes"},
-      {where([](Cluster& c) { c.host->memory_bandwidth = {}; }),
-       "host.memory_bandwidth_bytes_per_second"},
-      {where([](Cluster& c) { c.host->device_link = {}; }),
-       "host.device_link_bytes_per_second"},
-      {where([](Cluster& c) { c.host->storage = {-1}; }), "host.storage_bytes"},
-      {where([](Cluster& c) { c.host->storage_read = {}; }),
-       "host.storage_read_bytes_per_second"},
-      {where([](Cluster& c) { c.host->storage_write = {}; }),
-       "host.storage_write_bytes_per_second"},
+      {where([](Cluster& c) { c.hosts[0].memory = {}; }),
+       "host[0].memory_bytes"},
+      {where([](Cluster& c) { c.hosts[0].memory_bandwidth = {}; }),
+       "host[0].memory_bandwidth_bytes_per_second"},
+      {where([](Cluster& c) { c.hosts[0].device_link = {}; }),
+       "host[0].device_link_bytes_per_second"},
+      {where([](Cluster& c) { c.hosts[0].storage = {-1}; }),
+       "host[0].storage_bytes"},
+      {where([](Cluster& c) { c.hosts[0].storage_read = {}; }),
+       "host[0].storage_read_bytes_per_second"},
+      {where([](Cluster& c) { c.hosts[0].storage_write = {}; }),
+       "host[0].storage_write_bytes_per_second"},
       {where([&](Cluster& c) { c.stack.host_per_operator = late; }),
        "stack.host_seconds_per_operator"},
       {where([](Cluster& c) { c.stack.logits_passes = -1; }),

@@ -57,6 +57,14 @@ TEST(ClusterValidate, NamesEachMistake) {
        "device_types[0].memory_efficiency"},
       {[](Cluster& c) { c.device_types[0].peak_fp8 = {1}; },
        "device_types[0].peak_fp8"},
+      {[](Cluster& c) { c.device_types[0].host = 1; }, "device_types[0].host"},
+      {[](Cluster& c) {
+         c.hosts.push_back(c.hosts[0]);
+         c.device_types.push_back(c.device_types[0]);
+         c.device_types.back().host = 1;
+         c.devices[3].type = static_cast<int>(c.device_types.size()) - 1;
+       },
+       "devices[3].type"},
       {[](Cluster& c) { c.device_types[0].slowness = 0; },
        "device_types[0].slowness"},
       {[](Cluster& c) { c.link_types[1].slowness = NAN; },
@@ -117,7 +125,7 @@ TEST(ClusterValidate, BoundsFigures) {
        "must be at most 1e+18, is "},
       {[](Cluster& c, double v) { c.link_types[0].in_switch_bandwidth = {v}; },
        1e18, "must be at most 1e+18, is "},
-      {[](Cluster& c, double v) { c.host->device_link = {v}; }, 1e18,
+      {[](Cluster& c, double v) { c.hosts[0].device_link = {v}; }, 1e18,
        "must be at most 1e+18, is "},
       {[](Cluster& c, double v) { c.stack.sharded_bandwidth = {v}; }, 1e18,
        "must be at most 1e+18, is "},
@@ -130,7 +138,7 @@ TEST(ClusterValidate, BoundsFigures) {
        },
        1e18, "must be at most 1e+18, is "},
       {[](Cluster& c, double v) {
-         c.host->storage = {static_cast<int64_t>(std::min(v, 9e18))};
+         c.hosts[0].storage = {static_cast<int64_t>(std::min(v, 9e18))};
        },
        1e18, "must be at most 1e+18, is "},
   };

@@ -111,10 +111,10 @@ TEST(DiscoverTest, DgxA100IsItsPreset) {
   ExpectSameDistances(cluster, preset);
   EXPECT_EQ(cluster.device_types, preset.device_types);
   // PCIe 4 at 25.2 GB/s, shared by the two GPUs of a switch.
-  EXPECT_EQ(cluster.host->device_link, preset.host->device_link);
+  EXPECT_EQ(cluster.hosts[0].device_link, preset.hosts[0].device_link);
   // A copied byte is read and written.
-  EXPECT_EQ(cluster.host->memory_bandwidth.value, 80e9);
-  EXPECT_EQ(cluster.host->storage.value, 0);
+  EXPECT_EQ(cluster.hosts[0].memory_bandwidth.value, 80e9);
+  EXPECT_EQ(cluster.hosts[0].storage.value, 0);
 }
 
 // The mesh of a DGX-1V, as the whitepaper draws it.
@@ -192,7 +192,7 @@ TEST(DiscoverTest, LinksAreScaledFromTheNearestPreset) {
             LinkTypeNamed("nvlink3").latency * 2);
   // 84 % of 25 Gb/s.
   EXPECT_DOUBLE_EQ(type("ethernet-25g").bandwidth.value, 0.84 * 25e9 / 8);
-  EXPECT_DOUBLE_EQ(cluster.host->device_link.value, 12.6e9 / 4);
+  EXPECT_DOUBLE_EQ(cluster.hosts[0].device_link.value, 12.6e9 / 4);
 }
 
 // A figure has one row: what the tables have is not scaled from another.

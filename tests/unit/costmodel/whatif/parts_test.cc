@@ -157,6 +157,35 @@ TEST(PlansOnParts, MayOffload) {
   }));
 }
 
+// The same where no plan of all fits, as the host of one pair has no room.
+TEST(PlansOnParts, FitWhereNothingElseDoes) {
+  const Graph graph = Gpt2(16);
+  Cluster cluster = MakeCluster("dgx-h100:1x2+titan-rtx-pair:1").value();
+  for (DeviceType& type : cluster.device_types) type.memory = {6'000'000};
+  ASSERT_EQ(cluster.hosts.size(), 2u);
+  cluster.hosts[1].memory = {1'000};
+  cluster.hosts[1].storage = {};
+  const auto plans = PlansOnParts(graph, cluster, std::nullopt, 0, {});
+  ASSERT_FALSE(plans.empty());
+  for (const Plan& plan : plans) {
+    EXPECT_TRUE(Offloads(plan));
+    EXPECT_TRUE(Validate(graph, cluster, plan).empty());
+    for (DeviceId device : World(plan).devices) {
+      EXPECT_EQ(cluster.devices[device.index()].node, 0);
+    }
+  }
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  SearchOptions options;
+  options.proposals = 0;
+  options.time_limit = 0;
+  EXPECT_FALSE(
+      tessera::Search(space, evaluator, options)->evaluation.feasible());
+  options.more_starts = StartsOnParts(graph, cluster, {});
+  EXPECT_TRUE(
+      tessera::Search(space, evaluator, options)->evaluation.feasible());
+}
+
 // A batch that the fast devices do not divide is shared among them as far as
 // it goes.
 TEST(PlansOnParts, AreDataParallelWhereThePartDoesNotDivideTheBatch) {

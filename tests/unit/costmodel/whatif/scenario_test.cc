@@ -509,7 +509,7 @@ TEST(Scenario, CoresLackTheirHostsMemory) {
   scenario.strategy = "mbs=2";
   ModelCache models;
   Case made = *MakeCase(scenario, models);
-  made.cluster.host->memory = Bytes{1'000'000};
+  made.cluster.hosts[0].memory = Bytes{1'000'000};
   const Plan plan = *PlanOf(made);
   const Prediction prediction = Predict(made, plan, {});
   EXPECT_FALSE(prediction.evaluation.feasible());
