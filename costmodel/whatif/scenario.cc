@@ -56,6 +56,15 @@ constexpr std::array kPaths = {
             "device_types[*].upkeep.power"},
     PathRow{"device.mtbf", "mean time between failures of a device",
             "device_types[*].upkeep.mtbf"},
+    PathRow{"host.memory", "memory of a node beside its devices",
+            "host[*].memory"},
+    PathRow{"host.memory_bandwidth", "of that memory",
+            "host[*].memory_bandwidth"},
+    PathRow{"host.device_link", "between a device and that memory",
+            "host[*].device_link"},
+    PathRow{"host.storage", "room for files of a node", "host[*].storage"},
+    PathRow{"host.storage_read", "of these files", "host[*].storage_read"},
+    PathRow{"host.storage_write", "of these files", "host[*].storage_write"},
     PathRow{"fabric.intra.bandwidth", "NVLink, or PCIe where there is none",
             ""},
     PathRow{"fabric.intra.latency",
@@ -545,8 +554,6 @@ std::string FilePathOf(const std::string& path) {
   if (row != kPaths.end() && !row->stands_for.empty()) {
     return std::string(row->stands_for);
   }
-  // Of all hosts.
-  if (path.starts_with("host.")) return "host[*]" + path.substr(4);
   for (const auto& [from, to] :
        {std::pair<std::string_view, std::string_view>{"device", "device_types"},
         {"link", "link_types"}}) {

@@ -279,6 +279,12 @@ void Constraints::ForEachBroken(const GraphIndex& index, const Cluster& cluster,
   }
 }
 
+Constraints Constraints::WithAnyMicrobatch() const {
+  Constraints constraints = *this;
+  constraints.max_microbatch_ = 0;
+  return constraints;
+}
+
 int Constraints::Violations(const GraphIndex& index, const Cluster& cluster,
                             const Plan& plan) const {
   int violations = 0;

@@ -33,6 +33,8 @@ class Constraints {
   // The most ways that some operator is to be split by a key of FixKeys(), such
   // as "cp"; 1 where none is.
   int MostFixed(std::string_view key) const;
+  // These with microbatches of any size.
+  Constraints WithAnyMicrobatch() const;
   // How many of them a plan breaks, a fixed key once for each layer; 0: it is
   // allowed. REQUIRES: the plan is valid for the graph of Make.
   int Violations(const GraphIndex& index, const Cluster& cluster,

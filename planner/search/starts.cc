@@ -36,12 +36,16 @@ constexpr int kRandomMoves = 64;
 // strategies, plans that are fitted, those that offload a part, plans of the
 // caller's and orders of actions end.
 constexpr double kBaselinesEnd = 0.1;
+constexpr double kFixedEnd = 0.2;  // baselines made to have what is fixed
 constexpr double kBoundsEnd = 0.3;
+// Uniform plans one by one, where constraints rule out all that were priced.
+constexpr double kAnyEnd = 0.5;
 constexpr double kFittedEnd = 0.6;
 constexpr double kPartlyEnd = 0.65;
 constexpr double kMoreEnd = 0.7;
 constexpr double kOrdersEnd = 0.75;
-// And where nothing else fits, plans that offload: all but what printing takes.
+// And where nothing else is allowed or fits, random steps and plans that
+// offload: all but what printing takes.
 constexpr double kOffloadEnd = 0.9;
 
 // Operators, each of every microbatch, by which offloaded strategies are looked
@@ -148,13 +152,14 @@ std::vector<Plan> GivingPlans(const SearchSpace& space,
 }
 
 // `plan` with the operators of each fixed key placed as in a uniform plan on
-// the same devices that has the key; nothing where the constraints do not allow
-// that.
+// the same devices that has the key, in as few microbatches as are allowed
+// where its own number is not; nothing where the constraints do not allow that.
 std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
                               std::span<const Plan> uniform,
                               const std::function<bool()>& stop) {
+  const Constraints any_samples = space.constraints.WithAnyMicrobatch();
   const auto violations = [&](const Plan& of) {
-    return space.constraints.Violations(space.index, *space.cluster, of);
+    return any_samples.Violations(space.index, *space.cluster, of);
   };
   int broken = violations(plan);
   // What a key may be of: how operators are split, whether their layer runs
@@ -190,8 +195,7 @@ std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
   for (const auto& nodes : space.constraints.FixedNodes()) {
     for (const Part part : {Part::kSplit, Part::kAgain, Part::kStored}) {
       for (const Plan& giver : uniform) {
-        if (broken == 0) return plan;
-        if (stop()) return std::nullopt;
+        if (broken == 0 || stop()) break;
         if (!std::ranges::equal(plan.groups, giver.groups, SameMesh)) continue;
         Plan spliced = plan;
         for (NodeId node : nodes) give(giver, node, part, spliced);
@@ -204,7 +208,15 @@ std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
     }
   }
   if (broken > 0) return std::nullopt;
-  return plan;
+  if (Allowed(space, plan)) return plan;
+  for (const int m :
+       Divisors(space.index.graph->global_batch, kMostMicrobatches)) {
+    Plan cut = plan;
+    cut.microbatches = m;
+    if (MakeCanonical(space, cut) && Allowed(space, cut)) return cut;
+    if (stop()) break;
+  }
+  return std::nullopt;
 }
 
 // The best `count` different plans of both lists. Unless `all` that could be
@@ -267,7 +279,11 @@ std::vector<Plan> Repeated(const SearchSpace& space) {
 Error NothingValid(const SearchSpace& space, bool in_time) {
   if (!in_time) {
     return Error{ErrorCode::kInfeasible,
-                 "there was no time to price a plan (--time-limit)", "search"};
+                 space.constraints.empty()
+                     ? "there was no time to price a plan (--time-limit)"
+                     : "no plan that the constraints allow was found in time "
+                       "(--time-limit)",
+                 "search"};
   }
   const auto why = PlanFromStrategy(space.index, *space.cluster, Strategy());
   const std::string what = space.constraints.empty()
@@ -371,13 +387,13 @@ class StartFinder {
         Baselines(space_, objective_, threads_, After(kBaselinesEnd),
                   [this] { return clock_.Stopped(); });
     const std::vector<Plan> giving =
-        GivingPlans(space_, strategies_, After(kBaselinesEnd));
+        GivingPlans(space_, strategies_, After(kFixedEnd));
     for (const Baseline& baseline : starts_.all_baselines) {
       if (Allowed(space_, baseline.plan)) {
         starts_.priced.push_back({baseline.plan, baseline.evaluation});
         starts_.baselines.push_back(baseline.plan);
       } else if (auto plan = WithFixed(space_, baseline.plan, giving,
-                                       After(kBaselinesEnd))) {
+                                       After(kFixedEnd))) {
         starts_.priced.push_back(Priced(*std::move(plan)));
       }
     }
@@ -437,9 +453,10 @@ class StartFinder {
 
   // A time limit may have ended the sweep before it priced any: the first that
   // fits, or else what lacks least of those that there is time for. Where
-  // constraints leave few, that takes as long as there is any time.
+  // constraints leave few, that takes long, and leaves time for what is not
+  // uniform.
   void TakeAny() {
-    if (!starts_.ranked.empty()) return;
+    if (!starts_.ranked.empty() || starts_.swept_all) return;
     std::optional<Candidate> best;
     size_t asked = 0;
     for (const Strategy& strategy : strategies_) {
@@ -448,7 +465,7 @@ class StartFinder {
           (best->score.feasible || late || clock_.StoppedOrPast(kStartEnd))) {
         break;
       }
-      if (late && clock_.StoppedOrPast(kOffloadEnd)) break;
+      if (late && clock_.StoppedOrPast(kAnyEnd)) break;
       const auto score =
           allowed_.EvaluateUniform(space_.index, *space_.cluster, strategy);
       if (!score || (best && !Better(*score, best->score))) continue;
@@ -642,7 +659,7 @@ class StartFinder {
          starts_.ranked.empty() && b < starts_.all_baselines.size(); ++b) {
       Rng rng(options_.seed, (uint64_t{1} << 34) + b);
       auto repaired = Repaired(space_, starts_.all_baselines[b].plan, rng,
-                               After(kStartEnd));
+                               After(kOffloadEnd));
       if (repaired) starts_.ranked.push_back(Priced(*std::move(repaired)));
     }
   }

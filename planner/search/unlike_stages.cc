@@ -14,6 +14,7 @@
 #include "planner/base/threads.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/search/fit.h"
+#include "planner/search/ragged.h"
 #include "planner/search/stage_cuts.h"
 #include "planner/search/uniform_strategies.h"
 
@@ -363,6 +364,17 @@ void SetSchedule(const Setting& setting, FoundPlan& found) {
   }
 }
 
+// Whether constraints leave it to layers to run again.
+bool MayRunAgain(const SearchSpace& space) {
+  Plan plan = DataParallelPlan(space);
+  const auto violations = [&] {
+    return space.constraints.Violations(space.index, *space.cluster, plan);
+  };
+  const int once = violations();
+  for (OpPlacement& op : plan.ops) op.recompute = true;
+  return violations() <= once;
+}
+
 }  // namespace
 
 std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
@@ -391,6 +403,7 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
     }
     setting.recomputes |= strategy.recompute == RecomputeLevel::kFull;
   }
+  setting.recomputes = setting.recomputes && MayRunAgain(space);
   const double limit =
       than.feasible ? kWorth * static_cast<double>(than.step_time.picoseconds)
                     : std::numeric_limits<double>::infinity();

@@ -7,6 +7,8 @@
 #include "planner/search/adapt.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/move.h"
+#include "planner/search/search_clock.h"
+#include "planner/search/starts.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
 
@@ -457,6 +459,33 @@ TEST_F(ConstraintsTest, HoldTheSearch) {
   const auto none = Search(space, objective, options);
   ASSERT_FALSE(none.has_value());
   EXPECT_THAT(none.error().ToString(), HasSubstr("constraints allow"));
+}
+
+// A layer that is not split by samples has all eight of them in a data parallel
+// plan, two more than it may: that plan is cut into more microbatches.
+TEST_F(ConstraintsTest, LeaveBaselinesWithWhatIsFixedInMoreMicrobatches) {
+  const ToyObjective objective(graph_);
+  SearchSpace space(graph_, cluster_);
+  space.constraints =
+      Constraints::Make(space.index, cluster_,
+                        {.fix = {{"h.0=tp:4"}}, .max_microbatch = 6})
+          .value();
+  SearchOptions options;
+  options.proposals = 0;
+  options.time_limit = 0;
+  SearchClock clock(0, nullptr);
+  const Starts starts = FindStarts(space, objective, options, clock).value();
+  EXPECT_TRUE(std::ranges::any_of(starts.priced, [&](const FoundPlan& found) {
+    const Plan& plan = found.plan;
+    if (plan.microbatches != 2 || plan.groups.size() != 1) return false;
+    const AxisSet all = plan.groups[0].all_axes();
+    size_t by_samples = 0;
+    for (size_t i = 0; i < space.index.forward_nodes; ++i) {
+      const int samples = space.index.sample_factor[i];
+      by_samples += plan.ops[i].axes[static_cast<size_t>(samples)] == all;
+    }
+    return 2 * by_samples > space.index.forward_nodes;
+  }));
 }
 
 // A plan of two ranks on four: its tensor parallelism stays.
