@@ -92,11 +92,10 @@ int64_t FewestExperts(const GraphIndex& index) {
 // How `replicas` may be shared among experts and cuts of the sequence. Tensor
 // ranks have whole of `experts` where there are enough: they exchange less and
 // compute alike.
-std::vector<Share> Shares(const SearchSpace& space, int64_t experts, int tp,
-                          int replicas) {
+std::vector<Share> Shares(const SearchSpace& space, int64_t experts,
+                          bool reorders, int tp, int replicas) {
   std::vector<Share> shares;
   const int64_t most_context = MostContext(space);
-  const bool reorders = ReorderProblem(space.index).empty();
   for (int ep : Divisors(replicas, std::max<int64_t>(1, experts))) {
     const int etp = tp > 1 && int64_t{ep} * tp <= experts ? 1 : 0;
     for (int cp : Divisors(replicas / ep, most_context)) {
@@ -194,11 +193,13 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space,
   const bool beyond = ranks == TensorRanks::kBeyond;
   const int least = beyond ? MostTensor(space) + 1 : 1;
   const int64_t experts = FewestExperts(space.index);
+  const bool reorders = ReorderProblem(space.index).empty();
   for (int tp : Divisors(devices, beyond ? kMostBeyond : MostTensor(space))) {
     if (tp < least) continue;
     for (int pp : Divisors(devices / tp, blocks)) {
       const int replicas = devices / tp / pp;
-      for (const Share& share : Shares(space, experts, tp, replicas)) {
+      for (const Share& share :
+           Shares(space, experts, reorders, tp, replicas)) {
         for (int zero = 0; zero <= (replicas > 1 ? 3 : 0); ++zero) {
           for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
             Strategy strategy;
