@@ -67,7 +67,7 @@ constexpr std::array kUpkeepColumns = {
         ".upkeep.mtbf", "goodput",
         [](const Prediction& p) { return FormatPercent(p.goodput.fraction); }},
     UpkeepColumn{
-        "host.storage_", "goodput",
+        ".storage_", "goodput",
         [](const Prediction& p) { return FormatPercent(p.goodput.fraction); }},
 };
 

@@ -45,10 +45,10 @@ struct Change {
   std::string value;
 };
 
-// Values of "offload" with nothing nearer to the device than the strategy has
-// it: state step by step, what takes most for least time first, each with and
-// without activations. Pairs of changes are to be few enough to simulate.
-std::vector<std::string> OffloadsBeyond(const Strategy& strategy) {
+// Values of "offload" other than the strategy's: state step by step, what takes
+// most for least time first, each with and without activations. Pairs of
+// changes are to be few enough to simulate.
+std::vector<std::string> OtherOffloads(const Strategy& strategy) {
   constexpr std::string_view kState[] = {
       "",
       "optimizer:host",
@@ -64,17 +64,12 @@ std::vector<std::string> OffloadsBeyond(const Strategy& strategy) {
     for (const std::string_view activations : {"", "activations:host"}) {
       std::string value(state);
       if (!activations.empty()) AppendTo(value, ",", activations);
-      if (value.empty()) continue;
+      if (value.empty()) value = "none";
       const Strategy then = ParseStrategy("offload=" + value).value();
       const auto same = [&](auto tier) { return then.*tier == strategy.*tier; };
-      const auto nearer = [&](auto tier) {
-        return then.*tier < strategy.*tier;
-      };
-      if (std::ranges::all_of(kTiers, same) ||
-          std::ranges::any_of(kTiers, nearer)) {
-        continue;
+      if (!std::ranges::all_of(kTiers, same)) {
+        values.push_back(std::move(value));
       }
-      values.push_back(std::move(value));
     }
   }
   return values;
@@ -105,7 +100,7 @@ std::vector<Change> ChangesOf(const Strategy& strategy, const Case& of) {
     add("pp", std::to_string(strategy.pp * times));
   }
   if (of.cluster.hosts.empty()) return changes;
-  for (const std::string& offload : OffloadsBeyond(strategy)) {
+  for (const std::string& offload : OtherOffloads(strategy)) {
     add("offload", offload);
   }
   return changes;

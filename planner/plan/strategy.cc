@@ -150,6 +150,7 @@ constexpr std::array kOffloads = {
 
 // "optimizer:host,parameters:file:/mnt/nvme".
 Result<void> ReadOffload(std::string_view value, Strategy& strategy) {
+  if (value == "none") return {};
   for (std::string_view item : Split(value, ',')) {
     const size_t colon = item.find(':');
     const auto row = Find("offload", std::span<const OffloadRow>(kOffloads),

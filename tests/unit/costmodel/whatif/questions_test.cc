@@ -299,6 +299,20 @@ TEST(Fit, GradientsMayGoToTheHostToo) {
   EXPECT_LE(offloads, 2);  // not one key alone
 }
 
+TEST(Fit, WhatHostsHaveNoRoomForMayStayOnTheDevices) {
+  ModelCache models;
+  Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 8, 32,
+                         "mbs=1,offload=optimizer:host");
+  scenario.settings = {{"host.memory", "1kB"}};
+  GridOptions options;
+  options.predict.fast = true;
+  const Fit fit = *FitOf(*MakeCase(scenario, models), options);
+  ASSERT_FALSE(fit.fits);
+  EXPECT_TRUE(std::ranges::any_of(fit.changes, [](const FitChange& change) {
+    return change.change == "offload=none";
+  }));
+}
+
 // The answer is of the plan that is given, not of data parallelism.
 TEST(Fit, IsOfTheGivenPlan) {
   ModelCache models;
