@@ -16,17 +16,17 @@ check_number() {
 # The processes of the job.
 pids=()
 
-signalled=0
+signals=0
 end_job() { kill -s TERM "${pids[@]}" 2>/dev/null; }
 interrupt_job() { end_job; }
-trap 'signalled=1; interrupt_job' INT TERM HUP
+trap '((++signals)); interrupt_job' INT TERM HUP
 
 # Waits until all have ended; exits with the code of the first that failed, which
 # ends the others. Those that are told to end (130) do so together, once they have
 # saved.
 wait_for_job() {
   local code=0 told ended pid alive ending=0
-  ((!signalled)) || interrupt_job # also what was started since
+  ((!signals)) || interrupt_job # also what was started since
   while ((${#pids[@]} > 0)); do
     told=0
     # Of one, or a signal has interrupted it. It may miss what has ended before,

@@ -9,9 +9,10 @@
 # with the host's name in front; Ctrl-C reaches all ranks, and a host that fails,
 # also one that is not reached, ends the others.
 #
-# $SSH runs a command on a host in place of "ssh -tt -o BatchMode=yes": a
-# terminal of its own there passes Ctrl-C on, and a lost connection ends the
-# ranks. Ctrl-C, SIGTERM and SIGHUP come there as Ctrl-C, so that this waits for
+# $SSH runs a command on a host in place of ssh: a terminal of its own there
+# (-tt) passes Ctrl-C on, and a lost connection, also one that no end is told of,
+# ends the ranks; one that is not there yet passes nothing on, and so is not
+# waited for without end. Ctrl-C, SIGTERM and SIGHUP come there as Ctrl-C, so that this waits for
 # what ranks do and say then; a second one ends ssh at once, as the first does
 # what $SSH names, which gets SIGTERM and is to pass it on.
 set -uo pipefail
@@ -25,21 +26,22 @@ IFS=, read -ra hosts <<<"$1"
 ranks=$2
 shift 2
 check_number RANKS_PER_HOST "$ranks" 1
-read -ra ssh <<<"${SSH:-ssh -tt -o BatchMode=yes}"
+read -ra ssh <<<"${SSH:-ssh -tt -o BatchMode=yes -o ConnectTimeout=30 -o \
+ServerAliveInterval=15}"
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$PWD
 
-# What each ssh reads.
+# What each ssh reads, and how many of them have been interrupted.
 inputs=()
 interrupted=0
 interrupt_job() {
-  local input
-  if [[ -n ${SSH:-} ]] || ((interrupted)); then
+  if [[ -n ${SSH:-} ]] || ((signals > 1)); then
     end_job
     return
   fi
-  interrupted=1
-  for input in "${inputs[@]}"; do printf '\003' >&"$input"; done
+  for (( ; interrupted < ${#inputs[@]}; ++interrupted)); do
+    printf '\003' >&"${inputs[interrupted]}"
+  done
 }
 pipes=$(mktemp -d)
 trap 'rm -rf "$pipes"' EXIT

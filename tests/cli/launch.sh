@@ -90,6 +90,32 @@ wait $job || code=$?
 [[ $code == 130 && $(grep -c "has saved" "$work/out") == 4 ]] ||
   fail "exit code $code of an interrupted job: $(cat "$work/out")"
 
+# So does one that comes while hosts are started, and no ssh is told to end: of
+# both hosts all ranks save. (Their terminals take what comes once they are
+# there.)
+cat >"$work/bin/ssh" <<'SSH'
+#!/usr/bin/env python3
+import os, pty, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+def late(fd):
+    time.sleep(2)
+    return os.read(fd, 1024)
+sys.exit(os.waitstatus_to_exitcode(
+    pty.spawn(["bash", "-c", sys.argv[-1]], stdin_read=late)))
+SSH
+cat >"$work/early" <<'EARLY'
+[[ $0 != */ssh.sh ]] || trap '[[ $BASH_COMMAND != "pids+="* ]] || {
+  trap - DEBUG; kill -TERM $$; }' DEBUG
+EARLY
+code=0
+# shellcheck disable=SC2016
+SSH='' PATH=$work/bin:$PATH BASH_ENV=$work/early timeout 60 \
+  "$examples/launch/ssh.sh" a,b 2 bash -c \
+  'trap "echo $RANK has saved; exit 130" TERM
+   for _ in $(seq 300); do sleep 0.1; done' >"$work/out" 2>&1 || code=$?
+[[ $code == 130 && $(grep -c "has saved" "$work/out") == 4 ]] ||
+  fail "exit code $code of a job that is interrupted early: $(cat "$work/out")"
+
 # A signal while ranks are started, here before the script has noted the first,
 # ends all of them.
 cat >"$work/early" <<'EARLY'
