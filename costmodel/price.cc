@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "costmodel/host_size.h"
 #include "planner/base/rng.h"
+#include "planner/ir/host_size.h"
 #include "planner/lower/factored_update.h"
 #include "planner/lower/staging.h"
 #include "planner/plan/sequence_order.h"

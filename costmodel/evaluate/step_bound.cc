@@ -5,9 +5,9 @@
 #include <span>
 
 #include "costmodel/fusion.h"
-#include "costmodel/host_size.h"
 #include "costmodel/source/cost_source.h"
 #include "planner/base/element_count.h"
+#include "planner/ir/host_size.h"
 #include "planner/ir/running_average.h"
 #include "planner/plan/whole_extents.h"
 

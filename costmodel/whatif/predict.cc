@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "costmodel/evaluate/evaluator.h"
-#include "costmodel/host_size.h"
 #include "costmodel/whatif/rent.h"
 #include "planner/base/element_count.h"
+#include "planner/ir/host_size.h"
 #include "planner/plan/matrix_form.h"
 #include "planner/plan/stages.h"
 

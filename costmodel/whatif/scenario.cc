@@ -349,6 +349,9 @@ Result<void> ApplyField(const Setting& setting, Cluster& cluster,
   }
   TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
   const FieldValue field = {FilePathOf(setting.path), amount};
+  if (field.path.starts_with("host[") && cluster.hosts.empty()) {
+    return InvalidInput("the cluster has no figures of its hosts");
+  }
   auto changed = WithFields(cluster, {&field, 1});
   if (!changed) {
     Error error = changed.error();

@@ -27,17 +27,27 @@ std::optional<pid_t> WriterOf(std::string_view suffix) {
   return process;
 }
 
-// Whether nobody holds the lock that a writer has on its file (Create), as far
-// as that can be seen. By it processes of another pid namespace on a host of
-// this name are seen.
-bool IsUnlocked(const std::string& path) {
+// Whether somebody holds the lock that a writer has on its file (Create);
+// nothing where that cannot be seen. By it processes of another pid namespace
+// on a host of this name are seen.
+std::optional<bool> IsLocked(const std::string& path) {
   // On NFS such a lock is one of who may write.
   FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!file.is_open()) {
     file = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   }
-  return file.is_open() &&
-         (::flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK);
+  if (!file.is_open()) return std::nullopt;
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) return false;
+  return errno == EWOULDBLOCK ? std::optional(true) : std::nullopt;
+}
+
+// Whether the process that wrote the file at `path` is gone. Containers that
+// start anew give the same number to another, such as this one.
+bool IsLeft(const std::string& path, pid_t process) {
+  const std::optional<bool> locked = IsLocked(path);
+  if (process == ::getpid()) return locked == false;
+  const bool is_gone = ::kill(process, 0) != 0 && errno == ESRCH;
+  return is_gone && locked != true;
 }
 
 }  // namespace
@@ -62,10 +72,7 @@ std::vector<Leftover> LeftoversIn(
     if (at == std::string::npos || !wanted(name.substr(0, at))) continue;
     const auto process =
         WriterOf(std::string_view(name).substr(at + beside.size()));
-    if (!process || ::kill(*process, 0) == 0 || errno != ESRCH ||
-        !IsUnlocked(entry->path())) {
-      continue;
-    }
+    if (!process || !IsLeft(entry->path(), *process)) continue;
     leftovers.push_back({entry->path(), name.substr(0, at)});
   }
   return leftovers;

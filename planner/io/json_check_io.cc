@@ -159,7 +159,9 @@ class Checker {
       if (Peek() == '{') return Object(nullptr, depth + 1);
       return Wrong("expected '{'");
     }
-    if (field->is_repeated() && Peek() != '[' && Peek() != 'n') {
+    // A list of messages may have its only one in its place, as in a text file.
+    const bool only = Peek() == '{' && field->message_type() != nullptr;
+    if (field->is_repeated() && Peek() != '[' && Peek() != 'n' && !only) {
       return Wrong("expected '[': field '" + std::string(field->name()) +
                    "' is a list");
     }

@@ -349,8 +349,9 @@ FlopsPerSecond DeviceType::Peak(DType dtype) const {
 }
 
 bool Cluster::HasStorage() const {
-  return std::ranges::any_of(
-      hosts, [](const Host& host) { return host.storage > Bytes{}; });
+  return !hosts.empty() && std::ranges::all_of(hosts, [](const Host& host) {
+    return host.storage > Bytes{};
+  });
 }
 
 int Cluster::num_nodes() const {

@@ -165,7 +165,7 @@ struct Cluster {
   const Host& HostOf(DeviceId device) const {
     return hosts[static_cast<size_t>(TypeOf(device).host)];
   }
-  // Whether some host has room for files.
+  // Whether every host has room for files.
   bool HasStorage() const;
   int num_nodes() const;
   bool operator==(const Cluster&) const = default;

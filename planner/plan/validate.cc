@@ -638,13 +638,11 @@ class Validator {
       return;
     }
     const auto at = [&] { return WeightText(use.tensor); };
-    // Where several groups read it, of all that there are.
-    const GroupId home = plan_.ops[use.home.node.index()].group;
-    const bool tied = stages_ok_ && IsTiedAcrossGroups(index_, plan_, w);
-    for (int64_t g = 0; g < std::ssize(plan_.groups); ++g) {
-      if (!tied && GroupId(g) != home) continue;
-      CheckTier(placement.parameter_tier, GroupId(g), at, "parameter_tier");
-      CheckTier(placement.optimizer_tier, GroupId(g), at, "optimizer_tier");
+    for (const GraphIndex::Use& reader : index_.readers[use.tensor.index()]) {
+      const GroupId group = plan_.ops[reader.node.index()].group;
+      CheckTier(placement.parameter_tier, group, at, "parameter_tier");
+      CheckTier(placement.optimizer_tier, group, at, "optimizer_tier");
+      if (!stages_ok_ || cluster_.HasStorage()) break;  // none differs
     }
     if (placement.parameter_tier != MemoryTier::kDevice && stages_ok_ &&
         IsTiedAcrossGroups(index_, plan_, w)) {

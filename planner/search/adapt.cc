@@ -134,6 +134,7 @@ std::vector<Near> NearStrategies(const SearchSpace& space,
           s.cp = cp;
           s.ep = ep;
           s.dp = devices / tp / pp / cp / ep;
+          if (cp != rough.cp) s.zigzag = IsBalancedByZigzag(space, s);
           if (cp == 1) {
             add(std::move(s));
             continue;

@@ -26,10 +26,11 @@ Strategy WithoutIdleKeys(const SearchSpace& space, const Strategy& strategy);
 Plan ForBatch(Plan plan, int64_t from, int64_t to);
 
 // Up to `count` valid plans near `old` that the space's constraints allow, the
-// nearest first: itself where it is one, then uniform plans with its ZeRO, recomputation, schedule (as far as
-// they have an effect) and (as nearly as the batch divides) microbatch, by how
-// far their degrees are from its own: the sum of |log(new / old)| over tp, pp,
-// cp and ep. REQUIRES: `old` is a plan of the same graph.
+// nearest first: itself where it is one, then uniform plans with its ZeRO,
+// recomputation, schedule (as far as they have an effect) and (as nearly as the
+// batch divides) microbatch, by how far their degrees are from its own: the sum
+// of |log(new / old)| over tp, pp, cp and ep. REQUIRES: `old` is a plan of the
+// same graph.
 std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
                                size_t count);
 

@@ -40,6 +40,8 @@ std::vector<Strategy> Traded(const SearchSpace& space, Strategy strategy,
     Strategy other = strategy;
     other.*degree = d;
     other.dp = product / d;
+    if (other.cp != strategy.cp)
+      other.zigzag = IsBalancedByZigzag(space, other);
     if (other.etp > 0 && other.tp % other.etp != 0) other.etp = 0;
     for (const bool sp : {false, true}) {
       if (sp && (other.tp == 1 || other.sp)) continue;
@@ -77,6 +79,7 @@ std::vector<Strategy> OtherContext(const SearchSpace& space,
   for (const char* kind : {"gather", "ring", "ulysses"}) {
     Strategy of_kind = s;
     of_kind.cp_kind = kind;
+    of_kind.zigzag = IsBalancedByZigzag(space, of_kind);
     const auto traded = Traded(space, of_kind, &Strategy::cp);
     all.insert(all.end(), traded.begin(), traded.end());
   }
@@ -192,7 +195,8 @@ std::string ZeroText(const Strategy& s) {
 }
 
 std::string ContextText(const Strategy& s) {
-  return Degree("cp", s.cp) + (s.cp > 1 ? " (" + s.cp_kind + "), " : ", ") +
+  const std::string kind = s.cp_kind + (s.zigzag ? " zigzag" : "");
+  return Degree("cp", s.cp) + (s.cp > 1 ? " (" + kind + "), " : ", ") +
          Degree("dp", s.dp);
 }
 

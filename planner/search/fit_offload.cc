@@ -5,6 +5,7 @@
 #include <ranges>
 #include <utility>
 
+#include "planner/ir/host_size.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/stages.h"
 #include "planner/search/least_memory.h"
@@ -183,12 +184,9 @@ class Offloader {
 
 // What the fastest host takes to update so many bytes of each of its devices.
 double SecondsOnHost(const SearchSpace& space, Bytes lacks) {
-  double rate = 0;
-  for (const Host& host : space.cluster->hosts) {
-    rate = std::max(rate, host.memory_bandwidth.value);
-  }
   const auto bytes = static_cast<double>(lacks.value);
-  return kUpdatePasses * bytes * space.least_devices_of_node / rate;
+  return kUpdatePasses * bytes * space.least_devices_of_node /
+         FastestHost(*space.cluster).memory_bandwidth.value;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/sequence_order.h"
 #include "planner/plan/strategy.h"
 #include "planner/plan/validate.h"
 #include "planner/plan/work_shares.h"
@@ -71,6 +72,7 @@ SearchSpace::SearchSpace(const Graph& graph, const Cluster& cluster_in)
       device_primes(
           DistinctPrimes(static_cast<int64_t>(cluster_in.devices.size()))) {
   unlike_speeds = HasUnlikeSpeeds(cluster_in, graph.dtype);
+  may_reorder = ReorderProblem(index).empty();
   std::map<int, int> devices_of_node;
   for (const Device& device : cluster_in.devices) {
     ++devices_of_node[device.node];

@@ -22,6 +22,7 @@ struct SearchSpace {
   std::vector<int> device_primes;  // the same of the number of devices
   int least_devices_of_node = 1;   // of the hosts with devices
   bool unlike_speeds = false;      // of devices: HasUnlikeSpeeds
+  bool may_reorder = false;        // sequences: no ReorderProblem
   Constraints constraints;         // set before the search, or none
 
   // By block: the weights at home there, and the edges of the index that begin

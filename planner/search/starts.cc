@@ -32,20 +32,20 @@ namespace {
 // Random moves that lead from a uniform plan to a random one.
 constexpr int kRandomMoves = 64;
 
-// The parts of a time limit after which baselines, bounds of uniform
-// strategies, plans that are fitted, those that offload a part, plans of the
-// caller's and orders of actions end.
+// The parts of a time limit after which a step ends: rules of thumb, by which
+// each that may be the answer gets some of it.
 constexpr double kBaselinesEnd = 0.1;
-constexpr double kFixedEnd = 0.2;  // baselines made to have what is fixed
-constexpr double kBoundsEnd = 0.3;
-// Uniform plans one by one, where constraints rule out all that were priced.
+constexpr double kFixedEnd = 0.2;   // baselines made to have what is fixed
+constexpr double kBoundsEnd = 0.3;  // of uniform strategies
+// Uniform plans one by one, where constraints rule out all that were priced;
+// the caller's plans where none fits.
 constexpr double kAnyEnd = 0.5;
 constexpr double kFittedEnd = 0.6;
-constexpr double kPartlyEnd = 0.65;
-constexpr double kMoreEnd = 0.7;
-constexpr double kOrdersEnd = 0.75;
-// And where nothing else is allowed or fits, random steps and plans that
-// offload: all but what printing takes.
+constexpr double kPartlyEnd = 0.65;  // plans that offload a part
+constexpr double kMoreEnd = 0.7;     // the caller's plans
+constexpr double kOrdersEnd = 0.75;  // of actions
+// Where nothing else is allowed or fits, random steps and plans that offload:
+// all but what printing takes.
 constexpr double kOffloadEnd = 0.9;
 
 // Operators, each of every microbatch, by which offloaded strategies are looked
@@ -318,6 +318,7 @@ class StartFinder {
     SweepUniform();
     TakeAny();
     SweepBeyond();
+    SweepContexts();
     if (!starts_.ranked.empty()) {
       ReserveAnswer(options_, starts_.ranked[0].plan, clock_);
     }
@@ -327,10 +328,10 @@ class StartFinder {
     AddOther();
     // What does not fit on all devices may on some.
     const bool fits = ScoreOfBest().feasible;
-    if (!fits) AddMore();
+    if (!fits) AddMore(kAnyEnd);
     AddUnlike();
     AddPartlyOffloaded();
-    if (fits) AddMore();
+    if (fits) AddMore(kMoreEnd);
     MakeOrders();
     RankOnLinks();
     Repair();
@@ -417,14 +418,14 @@ class StartFinder {
 
   void AddRepeated() {
     for (Plan& plan : Repeated(space_)) {
-      if (clock_.Past(kBaselinesEnd)) break;
+      if (clock_.Past(kFixedEnd)) break;
       starts_.priced.push_back(Priced(std::move(plan)));
     }
   }
 
   void AddRagged() {
     std::vector<FoundPlan> ragged =
-        RaggedPlans(space_, objective_, After(kBaselinesEnd));
+        RaggedPlans(space_, objective_, After(kFixedEnd));
     std::ranges::move(ragged, std::back_inserter(starts_.priced));
   }
 
@@ -482,10 +483,22 @@ class StartFinder {
     if (before.feasible || clock_.StoppedOrPast(kStartEnd)) return;
     const std::vector<Strategy> beyond =
         UniformStrategies(space_, TensorRanks::kBeyond);
-    const bool none = starts_.ranked.empty();
-    const SweepResult swept = SweepOf(beyond, count_);
+    TakeBetter(SweepOf(beyond, count_));
+    strategies_.insert(strategies_.end(), beyond.begin(), beyond.end());
+  }
+
+  // The best with their sequences cut otherwise.
+  void SweepContexts() {
+    const std::vector<Strategy> others = OtherContexts(space_, uniform_);
+    if (!others.empty()) TakeBetter(SweepOf(others, count_));
+  }
+
+  // What is better than all before.
+  void TakeBetter(const SweepResult& swept) {
     starts_.uniform_strategies += swept.bounded;
     starts_.swept_all = starts_.swept_all && swept.complete;
+    const bool none = starts_.ranked.empty();
+    const Score before = ScoreOfBest();
     bool better = false;
     for (size_t i = swept.best.size(); i-- > 0;) {
       if (!none && !Better(swept.best[i].score, before)) continue;
@@ -493,7 +506,6 @@ class StartFinder {
       better = true;
     }
     if (better) starts_.uniform = starts_.ranked[0];
-    strategies_.insert(strategies_.end(), beyond.begin(), beyond.end());
   }
 
   // A uniform strategy that is better than all before.
@@ -587,12 +599,12 @@ class StartFinder {
     }
   }
 
-  void AddMore() {
-    if (!options_.more_starts || clock_.StoppedOrPast(kMoreEnd)) return;
+  void AddMore(double end) {
+    if (!options_.more_starts || clock_.StoppedOrPast(end)) return;
     const Score best = ScoreOfBest();
     const auto time =
         best.feasible ? std::optional(best.step_time) : std::nullopt;
-    for (Plan& plan : options_.more_starts(time, clock_.SecondsTo(kMoreEnd))) {
+    for (Plan& plan : options_.more_starts(time, clock_.SecondsTo(end))) {
       if (!MakeCanonical(space_, plan) || !Allowed(space_, plan)) continue;
       FoundPlan found = Priced(std::move(plan));
       if (!Better(ScoreOf(found.evaluation), ScoreOfBest())) continue;

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <string>
 
 #include "planner/base/divide.h"
 #include "planner/plan/recompute.h"
-#include "planner/plan/sequence_order.h"
 #include "planner/plan/strategy_groups.h"
 #include "planner/schedule/action_table.h"
 #include "planner/schedule/pipeline_schedule.h"
@@ -28,8 +28,8 @@ std::vector<Strategy> Spread(const std::vector<Strategy>& strategies) {
 }
 
 // From so many tokens on a sequence may be cut anyhow. Below, samples and heads
-// are enough to share, or else it is cut among those that have one sample;
-// short ones are not.
+// are enough to share, or else it is cut among those that have to share
+// samples; short ones are not.
 constexpr int64_t kLongSequence = 32'768;
 constexpr int kMostContext = 16;
 constexpr int64_t kShortSequence = 4'096;
@@ -37,8 +37,9 @@ constexpr int64_t kShortSequence = 4'096;
 int64_t MostContext(const SearchSpace& space) {
   const Graph& graph = *space.index.graph;
   int64_t most = space.constraints.MostFixed("cp");
-  if (graph.seq_len > kShortSequence) {
-    most = std::max(most, space.devices() / graph.global_batch);
+  if (graph.seq_len >= kShortSequence) {
+    const int64_t devices = space.devices();
+    most = std::max(most, devices / std::gcd(devices, graph.global_batch));
   }
   if (graph.seq_len >= kLongSequence) {
     most = std::max<int64_t>(most, kMostContext);
@@ -49,23 +50,17 @@ int64_t MostContext(const SearchSpace& space) {
 struct Context {
   int degree = 1;
   std::string kind = "gather";
-  bool zigzag = false;  // Strategy::zigzag
 };
 
-// How `degree` ranks may cut a sequence. The zigzag order evens out the work of
-// causal attention and costs nothing. Of sequences that are not long the ways
-// differ little (by 0.3 to 1.5 % in Llama 3.2's of 16,384 tokens), and moves
-// lead from one to another.
-std::vector<Context> Contexts(const SearchSpace& space, bool reorders,
-                              int degree) {
+// How `degree` ranks may cut a sequence. Of sequences that are not long there
+// are too many other strategies to have each in all ways: OtherContexts.
+std::vector<Context> Contexts(const SearchSpace& space, int degree) {
   if (degree == 1) return {{}};
-  const int64_t seq_len = space.index.graph->seq_len;
-  const bool zigzag = reorders && seq_len % (2 * int64_t{degree}) == 0;
-  std::vector<Context> contexts = {{degree, "gather", zigzag}};
-  const bool all =
-      seq_len >= kLongSequence || space.constraints.MostFixed("cp") > 1;
+  std::vector<Context> contexts = {{degree}};
+  const bool all = space.index.graph->seq_len >= kLongSequence ||
+                   space.constraints.MostFixed("cp") > 1;
   if (space.index.has_attention && all) {
-    contexts.push_back({degree, "ring", zigzag});
+    contexts.push_back({degree, "ring"});
     contexts.push_back({degree, "ulysses"});
   }
   return contexts;
@@ -92,14 +87,14 @@ int64_t FewestExperts(const GraphIndex& index) {
 // How `replicas` may be shared among experts and cuts of the sequence. Tensor
 // ranks have whole of `experts` where there are enough: they exchange less and
 // compute alike.
-std::vector<Share> Shares(const SearchSpace& space, int64_t experts,
-                          bool reorders, int tp, int replicas) {
+std::vector<Share> Shares(const SearchSpace& space, int64_t experts, int tp,
+                          int replicas) {
   std::vector<Share> shares;
   const int64_t most_context = MostContext(space);
   for (int ep : Divisors(replicas, std::max<int64_t>(1, experts))) {
     const int etp = tp > 1 && int64_t{ep} * tp <= experts ? 1 : 0;
     for (int cp : Divisors(replicas / ep, most_context)) {
-      for (const Context& context : Contexts(space, reorders, cp)) {
+      for (const Context& context : Contexts(space, cp)) {
         shares.push_back({ep, etp, context});
       }
     }
@@ -152,6 +147,28 @@ std::vector<int> Divisors(int64_t n, int64_t most) {
   return divisors;
 }
 
+bool IsBalancedByZigzag(const SearchSpace& space, const Strategy& strategy) {
+  return space.may_reorder && strategy.cp > 1 &&
+         strategy.cp_kind != "ulysses" &&
+         space.index.graph->seq_len % (2 * int64_t{strategy.cp}) == 0;
+}
+
+std::vector<Strategy> OtherContexts(const SearchSpace& space,
+                                    const std::vector<Strategy>& strategies) {
+  std::vector<Strategy> others;
+  if (!space.index.has_attention) return others;
+  for (const Strategy& strategy : strategies) {
+    for (const char* kind : {"gather", "ring", "ulysses"}) {
+      if (strategy.cp == 1 || strategy.cp_kind == kind) continue;
+      Strategy other = strategy;
+      other.cp_kind = kind;
+      other.zigzag = IsBalancedByZigzag(space, other);
+      others.push_back(std::move(other));
+    }
+  }
+  return others;
+}
+
 std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
   std::vector<Strategy> strategies;
   const int64_t batch = space.index.graph->global_batch;
@@ -193,19 +210,17 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space,
   const bool beyond = ranks == TensorRanks::kBeyond;
   const int least = beyond ? MostTensor(space) + 1 : 1;
   const int64_t experts = FewestExperts(space.index);
-  const bool reorders = ReorderProblem(space.index).empty();
   for (int tp : Divisors(devices, beyond ? kMostBeyond : MostTensor(space))) {
     if (tp < least) continue;
     for (int pp : Divisors(devices / tp, blocks)) {
       const int replicas = devices / tp / pp;
-      for (const Share& share :
-           Shares(space, experts, reorders, tp, replicas)) {
+      for (const Share& share : Shares(space, experts, tp, replicas)) {
         for (int zero = 0; zero <= (replicas > 1 ? 3 : 0); ++zero) {
           for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
             Strategy strategy;
             strategy.cp = share.context.degree;
             strategy.cp_kind = share.context.kind;
-            strategy.zigzag = share.context.zigzag;
+            strategy.zigzag = IsBalancedByZigzag(space, strategy);
             strategy.dp = replicas / share.ep / share.context.degree;
             strategy.ep = share.ep;
             strategy.etp = share.etp;

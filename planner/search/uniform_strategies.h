@@ -16,8 +16,9 @@ std::vector<int> Divisors(int64_t n,
 
 // Uniform strategies, of which most give valid plans: tensor parallelism
 // within a node (of nodes with one or two devices up to kMostAcross) or
-// beyond that, any pipeline, any split of experts, of sequences from 32,768
-// tokens on cuts by context parallelism up to 16, microbatches of up to
+// beyond that, any pipeline, any split of experts, cuts of sequences (from
+// 32,768 tokens on by up to 16 ranks, from 4,096 on among ranks that have to
+// share samples), microbatches of up to
 // kMostSamples samples on a replica, or of all where they have no sequences,
 // every ZeRO stage where there is data parallelism, sequence parallelism
 // where there is tensor parallelism, where there is a pipeline every
@@ -30,6 +31,15 @@ inline constexpr int kMostAcross = 8;
 enum class TensorRanks { kWithinNodes, kBeyond };
 std::vector<Strategy> UniformStrategies(
     const SearchSpace& space, TensorRanks ranks = TensorRanks::kWithinNodes);
+
+// Whether the zigzag order, which costs nothing, evens out the work of causal
+// attention on the strategy's context ranks.
+bool IsBalancedByZigzag(const SearchSpace& space, const Strategy& strategy);
+
+// Those with context parallelism in each other way: all ranks' keys and values
+// gathered, passed round in a ring, or exchanged for heads (Ulysses).
+std::vector<Strategy> OtherContexts(const SearchSpace& space,
+                                    const std::vector<Strategy>& strategies);
 
 // `strategy` with each possible number of samples in a microbatch, as above;
 // none where the replicas do not divide the batch.

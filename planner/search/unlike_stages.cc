@@ -364,15 +364,20 @@ void SetSchedule(const Setting& setting, FoundPlan& found) {
   }
 }
 
-// Whether constraints leave it to layers to run again.
+// Whether constraints leave it to some layer to run again.
 bool MayRunAgain(const SearchSpace& space) {
-  Plan plan = DataParallelPlan(space);
-  const auto violations = [&] {
-    return space.constraints.Violations(space.index, *space.cluster, plan);
+  const Plan plan = DataParallelPlan(space);
+  const auto violations = [&](const Plan& of) {
+    return space.constraints.Violations(space.index, *space.cluster, of);
   };
-  const int once = violations();
-  for (OpPlacement& op : plan.ops) op.recompute = true;
-  return violations() <= once;
+  const int once = violations(plan);
+  return std::ranges::any_of(space.index.nodes_of_block,
+                             [&](const std::vector<NodeId>& nodes) {
+                               Plan again = plan;
+                               for (NodeId node : nodes)
+                                 again.ops[node.index()].recompute = true;
+                               return violations(again) <= once;
+                             });
 }
 
 }  // namespace
@@ -403,7 +408,8 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
     }
     setting.recomputes |= strategy.recompute == RecomputeLevel::kFull;
   }
-  setting.recomputes = setting.recomputes && MayRunAgain(space);
+  setting.recomputes =
+      setting.recomputes && (space.constraints.empty() || MayRunAgain(space));
   const double limit =
       than.feasible ? kWorth * static_cast<double>(than.step_time.picoseconds)
                     : std::numeric_limits<double>::infinity();

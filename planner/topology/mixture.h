@@ -16,8 +16,7 @@ struct ClusterPart {
 
 // All nodes of the parts, in their order. NIC r of every node that has one is
 // on leaf switch r, and all leaves on one spine that carries what they do.
-// Hosts have what the least of them has. REQUIRES: two parts at least, each as
-// its preset makes it, and with NICs.
+// REQUIRES: two parts at least, each as its preset makes it, and with NICs.
 Cluster MixtureOf(const std::vector<ClusterPart>& clusters);
 
 }  // namespace tessera

@@ -86,6 +86,16 @@ TEST(ClusterIo, HostsComeBack) {
     ASSERT_TRUE(read) << read.error().ToString();
     EXPECT_EQ(*read, cluster) << ending;
   }
+  // One host may stand where the list of them does.
+  const std::string one = TempPath("one_host.json");
+  ASSERT_TRUE(WriteCluster(one, *MakeCluster("local-cpu:2")));
+  std::string text = *ReadFile(one);
+  const size_t begin = text.find("[", text.find("\"host\": ["));
+  ASSERT_NE(begin, std::string::npos);
+  text[begin] = ' ';
+  text[text.find("]", begin)] = ' ';
+  EXPECT_EQ(*ReadCluster(WriteText("bare_host.json", text)),
+            *MakeCluster("local-cpu:2"));
   // A storage that is not read at any rate, and none.
   const std::string path = TempPath("host.txtpb");
   const Result<Cluster> broken = ReadCluster(

@@ -45,12 +45,10 @@ inline int LeastDevicesOfHost(const Cluster& cluster) {
   return std::ranges::min(count);
 }
 
-// With the best figures of all hosts. Zeros where there are none.
+// With the best rates of all hosts. Zeros where there are none.
 inline Host FastestHost(const Cluster& cluster) {
   Host best;
   for (const Host& host : cluster.hosts) {
-    best.memory = Max(best.memory, host.memory);
-    best.storage = Max(best.storage, host.storage);
     for (BytesPerSecond Host::*const rate :
          {&Host::memory_bandwidth, &Host::device_link, &Host::storage_read,
           &Host::storage_write}) {
