@@ -121,13 +121,23 @@ void Evaluator::AddStep(const Plan& plan, const TaskGraph& tasks,
       }
     }
     if (lacking < sets.size()) list(lacking, MemoryTier::kDevice, "");
+    // Of the host that lacks most.
     const auto list_fullest = [&](const std::vector<MemoryUse>& memory,
                                   MemoryTier tier, const std::string& where) {
-      const auto fullest = std::max_element(
-          memory.begin(), memory.end(),
-          [](const auto& a, const auto& b) { return a.total < b.total; });
-      if (fullest == memory.end() || fullest->total == Bytes{}) return;
-      list(static_cast<size_t>(fullest - memory.begin()), tier, where);
+      const auto lack = LackingHost(cluster_, plan, result, tier);
+      if (!lack || memory.empty()) return;
+      size_t fullest = sets.size();
+      for (size_t s = 0; s < sets.size(); ++s) {
+        const bool is_there =
+            std::ranges::any_of(sets[s].devices, [&](DeviceId device) {
+              return cluster_.devices[device.index()].node == lack->node;
+            });
+        if (!is_there || memory[s].total == Bytes{}) continue;
+        if (fullest == sets.size() || memory[fullest].total < memory[s].total) {
+          fullest = s;
+        }
+      }
+      if (fullest < sets.size()) list(fullest, tier, where);
     };
     list_fullest(result.host_memory, MemoryTier::kHost, "on the host ");
     list_fullest(result.file_memory, MemoryTier::kFile, "in files ");

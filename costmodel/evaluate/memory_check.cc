@@ -79,49 +79,49 @@ void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
   }
 }
 
-// What the ranks of a node keep beside their devices fits into its host. Where
-// the devices are the host's cores, what they compute with lies there, too.
+// What the ranks of a node keep beside their devices fits into its host.
 void CheckHosts(const Cluster& cluster, const Plan& plan, Evaluation& result) {
-  if (cluster.hosts.empty()) return;
-  std::vector<const Host*> hosts(static_cast<size_t>(cluster.num_nodes()));
-  std::vector<Bytes> memory(static_cast<size_t>(cluster.num_nodes()));
-  std::vector<Bytes> storage(memory.size());
-  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  for (size_t s = 0; s < sets.size(); ++s) {
-    for (DeviceId device : sets[s].devices) {
-      const auto node =
-          static_cast<size_t>(cluster.devices[device.index()].node);
-      hosts[node] = &cluster.HostOf(device);
-      if (cluster.TypeOf(device).shared_memory) {
-        memory[node] += result.memory[s].total;
-      }
-      if (result.host_memory.empty()) continue;
-      memory[node] += result.host_memory[s].total;
-      storage[node] += result.file_memory[s].total;
-    }
-  }
-  // The first of those that lack most is told.
-  const auto check = [&](const std::vector<Bytes>& needed,
-                         Bytes Host::*const room, std::string_view what) {
-    Bytes most;
-    size_t at = 0;
-    for (size_t n = 0; n < needed.size(); ++n) {
-      if (hosts[n] == nullptr || needed[n] - hosts[n]->*room <= most) continue;
-      most = needed[n] - hosts[n]->*room;
-      at = n;
-    }
-    if (most == Bytes{}) return;
+  for (const auto& [tier, what] : {std::pair(MemoryTier::kHost, "memory"),
+                                   std::pair(MemoryTier::kFile, "storage")}) {
+    const auto lack = LackingHost(cluster, plan, result, tier);
+    if (!lack) continue;
+    const Bytes most = lack->needed - lack->has;
     result.overflow = Max(result.overflow, most);
-    result.violations.push_back(
-        "host of node " + std::to_string(at) + ": needs " +
-        FormatBytes(needed[at]) + " of " + FormatBytes(hosts[at]->*room) +
-        " of " + std::string(what) + ", " + FormatBytes(most) + " too much");
-  };
-  check(memory, &Host::memory, "memory");
-  check(storage, &Host::storage, "storage");
+    result.violations.push_back("host of node " + std::to_string(lack->node) +
+                                ": needs " + FormatBytes(lack->needed) +
+                                " of " + FormatBytes(lack->has) + " of " +
+                                what + ", " + FormatBytes(most) + " too much");
+  }
 }
 
 }  // namespace
+
+std::optional<HostLack> LackingHost(const Cluster& cluster, const Plan& plan,
+                                    const Evaluation& result, MemoryTier tier) {
+  if (cluster.hosts.empty()) return std::nullopt;
+  const bool in_memory = tier == MemoryTier::kHost;
+  std::vector<HostLack> hosts(static_cast<size_t>(cluster.num_nodes()));
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    for (DeviceId device : sets[s].devices) {
+      const int node = cluster.devices[device.index()].node;
+      HostLack& host = hosts[static_cast<size_t>(node)];
+      const Host& figures = cluster.HostOf(device);
+      host.node = node;
+      host.has = in_memory ? figures.memory : figures.storage;
+      if (in_memory && cluster.TypeOf(device).shared_memory) {
+        host.needed += result.memory[s].total;
+      }
+      if (result.host_memory.empty()) continue;
+      host.needed +=
+          (in_memory ? result.host_memory : result.file_memory)[s].total;
+    }
+  }
+  const auto most = std::ranges::max_element(
+      hosts, {}, [](const HostLack& host) { return host.needed - host.has; });
+  if (most->needed <= most->has) return std::nullopt;
+  return *most;
+}
 
 std::vector<DeviceSet> DeviceKinds(const Cluster& cluster,
                                    const TaskGraph& tasks) {

@@ -2,6 +2,7 @@
 // Whether a plan fits the memory of its devices and hosts.
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -38,6 +39,17 @@ struct KindMemory {
 };
 // All devices of a set.
 using MemoryByKind = std::function<std::vector<KindMemory>(const DeviceSet&)>;
+
+// The node whose host lacks most of a tier, kHost or kFile, for what its ranks
+// keep there by the memory of `result`; where devices are the host's cores,
+// what they compute with lies there, too. Nothing where none lacks any.
+struct HostLack {
+  int node = 0;
+  Bytes needed;
+  Bytes has;
+};
+std::optional<HostLack> LackingHost(const Cluster& cluster, const Plan& plan,
+                                    const Evaluation& result, MemoryTier tier);
 
 // Adds that to the memory of a result, and to its violations and overflow what
 // does not fit. The fullest device counts, but where shares are unequal smaller

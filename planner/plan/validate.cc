@@ -254,12 +254,13 @@ class Validator {
                       ": expected device, since cluster " +
                       Quoted(cluster_.name) + " has no figures of its hosts");
     } else if (tier == MemoryTier::kFile && !HasStorage(group)) {
+      const bool some = std::ranges::any_of(
+          cluster_.hosts, [](const Host& h) { return h.storage > Bytes{}; });
       Fail(where, "is file: expected device or host, since cluster " +
                       Quoted(cluster_.name) + " has no storage" +
-                      (cluster_.HasStorage()
-                           ? " on all nodes of group " +
-                                 Quoted(plan_.groups[group.index()].name)
-                           : ""));
+                      (some ? " on all nodes of group " +
+                                  Quoted(plan_.groups[group.index()].name)
+                            : ""));
     }
   }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <tuple>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/price.h"
@@ -120,6 +121,35 @@ TEST(UnlikeHosts, OffloadByTheirOwnFigures) {
     ASSERT_FALSE(lacks.violations.empty());
     EXPECT_THAT(lacks.violations[0],
                 ::testing::StartsWith("host of node " + std::to_string(slow)));
+  }
+}
+
+// What lies on the host that lacks room is told, not what lies on another's.
+TEST(UnlikeHosts, SayWhatLiesOnTheOneThatLacks) {
+  const Graph graph = testing::MlpGraph(1, 8, 4, 8, 16, 32);
+  const Cluster both = *MakeCluster("dgx-h100:1x2+dgx1-v100-32gb:1x2");
+  for (const auto& [tier, room, where] :
+       {std::tuple("host", &Host::memory, "on the host"),
+        std::tuple("file", &Host::storage, "in files")}) {
+    const Plan plan =
+        PlanFromStrategy(graph, both,
+                         *ParseStrategy(std::string("pp=2,mbs=1,zero=1,") +
+                                        "offload=optimizer:" + tier))
+            .value();
+    for (const size_t lacking : {0, 1}) {
+      Cluster cluster = both;
+      cluster.hosts[lacking].*room = {1};
+      const Evaluation result =
+          Evaluator(graph, cluster, nullptr, {}).Explain(plan);
+      ASSERT_EQ(result.violations.size(), 2u);
+      EXPECT_THAT(
+          result.violations[0],
+          ::testing::StartsWith("host of node " + std::to_string(lacking)));
+      EXPECT_THAT(
+          result.violations[1],
+          ::testing::StartsWith("group stage" + std::to_string(lacking) +
+                                " holds " + where + " at its peak"));
+    }
   }
 }
 
