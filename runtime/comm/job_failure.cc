@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <thread>
 
 #include "runtime/comm/deadline.h"
 #include "runtime/comm/peer_errors.h"
@@ -13,6 +13,9 @@ namespace {
 
 constexpr std::chrono::seconds kTellTime{5};
 
+// A process that ends closes its connections one by one.
+constexpr std::chrono::milliseconds kEndTime{100};
+
 }  // namespace
 
 std::string NcclPrefix(int64_t world) {
@@ -21,6 +24,15 @@ std::string NcclPrefix(int64_t world) {
 
 std::string FailuresKey(const std::string& prefix) {
   return prefix + "failures";
+}
+
+std::optional<Error> GoneRank(Store& store, int rank) {
+  std::this_thread::sleep_for(kEndTime);
+  store.set_timeout(Left(std::chrono::steady_clock::now() + kTellTime));
+  const auto gone = store.Add(kGoneKey, 0);
+  if (!gone) return gone.error();
+  if (*gone == 0) return std::nullopt;
+  return RankLeft(static_cast<int>(*gone - 1), rank);
 }
 
 Error PublishFailure(Store& store, const std::string& prefix, int rank,

@@ -118,6 +118,10 @@ NcclJob::~NcclJob() {
 Error NcclJob::Fail(Error error) {
   if (failure_) return *failure_;
   failure_ = std::move(error);  // what follows may fail in its turn
+  // NCCL fails where a rank is gone, and does not say which.
+  if (failure_->code == ErrorCode::kUnavailable && !RankToldOf(*failure_)) {
+    if (auto gone = GoneRank(store_, rank_)) failure_ = *std::move(gone);
+  }
   failure_ = PublishFailure(store_, prefix_, rank_, *failure_);
   Abort(comms_);
   comms_.clear();

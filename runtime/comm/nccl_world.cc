@@ -3,6 +3,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -57,6 +58,11 @@ class NcclWorld : public CommWorld {
 
 Result<void> NcclWorld::Open() {
   TESSERA_RETURN_IF_ERROR(job_.Open([this] { return messages_.Push(); }));
+  // NCCL's calls block, whatever their communicators say, where a variable or a
+  // line of a file of NCCL's (/etc/nccl.conf) has it so, and none of the waits
+  // for them ever look at anything else. A file does not replace what is set
+  // before NCCL's first call.
+  setenv("NCCL_COMM_BLOCKING", "0", /*overwrite=*/1);
   int version = 0;
   if (ncclGetVersion(&version) != ncclSuccess || version < kLeastVersion) {
     return job_.Fail(Unavailable(

@@ -24,16 +24,17 @@
 //   - Errors of operations that are under way come from later operations, from
 //     Flush and from all that waits for the device; they name the operation
 //     that did not end and the task in which it was enqueued.
-//   - Abort, and what fails, wait for the store to take it, at most 5 s in all.
+//   - Abort waits for the store to take it, at most 5 s in all. What fails asks
+//     it before who is gone, and waits 5.1 s more at most.
 //   - A group, and the first message on a way, hand an id over by the store;
 //     for its answer they wait, after it has just given one, at most 10 s with
 //     nothing else done meanwhile.
 //   - Flush waits for this rank's collectives and messages in turn, but not for
 //     the receivers of its other messages; destroying the world does.
 //   - A rank that dies is noticed by the end of its store's connection
-//     (kGoneKey), by NCCL (a closed connection) or by the time limit. Its task
-//     is not known to the others. While rank 0's store does not answer it is
-//     waited for.
+//     (kGoneKey), by NCCL (a closed connection; the store then says whose) or
+//     by the time limit. Its task is not known to the others. While rank 0's
+//     store does not answer it is waited for.
 //
 // Messages in turn (SendInTurn) are one send or receive of NCCL in the queue in
 // use, where a send waits for its receive: each end of a channel has a
@@ -58,8 +59,8 @@ namespace tessera {
 // outlive the world, and the world is destroyed by the thread that used it.
 // While it lives it sets the store's timeout and stop, and is what `device`
 // calls while waiting (set_while_waiting).
-// Errors: NCCL's (two ranks on one GPU of one host, no route between hosts), a
-// rank that does not come within the time limit.
+// Errors: an NCCL before 2.27, NCCL's (two ranks on one GPU of one host, no
+// route between hosts), a rank that does not come within the time limit.
 Result<std::unique_ptr<CommWorld>> MakeNcclWorld(int rank, int size,
                                                  Store& store,
                                                  CudaDevice& device,

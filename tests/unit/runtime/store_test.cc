@@ -225,6 +225,24 @@ TEST(StoreTest, SendingDoesNotWaitForRankZero) {
   EXPECT_EQ((*store)->Add(Text(19'999, long_key), 1).value(), 2);
 }
 
+// The connection of a rank of "job" that is welcome.
+int Welcomed(int port, int rank, int size) {
+  const int fd = Connected(port);
+  std::string greeting;
+  wire::Append(greeting, wire::kMagic);
+  wire::Append(greeting, wire::kVersion);
+  wire::Append(greeting, uint32_t{3});
+  wire::Append(greeting, int32_t{rank});
+  wire::Append(greeting, int32_t{size});
+  greeting += "job";
+  EXPECT_EQ(send(fd, greeting.data(), greeting.size(), 0),
+            std::ssize(greeting));
+  char welcome[wire::kWelcomeBytes];
+  EXPECT_EQ(recv(fd, welcome, sizeof(welcome), MSG_WAITALL),
+            std::ssize(welcome));
+  return fd;
+}
+
 // A process that ends right behind what it asked.
 TEST(StoreTest, TheLastWordOfARankCounts) {
   const ListeningSocket socket = ListenOnLoopback().value();
@@ -236,19 +254,7 @@ TEST(StoreTest, TheLastWordOfARankCounts) {
   const StoreProcess server(options(0));
   const auto other = Store::Open(options(2));
   ASSERT_TRUE(other) << other.error().ToString();
-  const int fd = Connected(socket.port);
-  std::string greeting;
-  wire::Append(greeting, wire::kMagic);
-  wire::Append(greeting, wire::kVersion);
-  wire::Append(greeting, uint32_t{3});
-  wire::Append(greeting, int32_t{1});
-  wire::Append(greeting, int32_t{3});
-  greeting += "job";
-  ASSERT_EQ(send(fd, greeting.data(), greeting.size(), 0),
-            std::ssize(greeting));
-  char welcome[wire::kWelcomeBytes];
-  ASSERT_EQ(recv(fd, welcome, sizeof(welcome), MSG_WAITALL),
-            std::ssize(welcome));
+  const int fd = Welcomed(socket.port, 1, 3);
   server.Stop();
   std::string request;
   wire::Append(request, static_cast<uint8_t>(wire::kSet));
@@ -283,22 +289,23 @@ TEST(StoreTest, ARankThatEndsWithoutClosingItsStoreIsGone) {
     EXPECT_FALSE((*interrupted)->Get("never", Duration::FromSeconds(9), "it"));
   }
   EXPECT_EQ(gone(), 0);
-  const int fd = Connected(socket.port);
-  std::string greeting;
-  wire::Append(greeting, wire::kMagic);
-  wire::Append(greeting, wire::kVersion);
-  wire::Append(greeting, uint32_t{3});
-  wire::Append(greeting, int32_t{3});
-  wire::Append(greeting, int32_t{4});
-  greeting += "job";
-  ASSERT_EQ(send(fd, greeting.data(), greeting.size(), 0),
-            std::ssize(greeting));
-  char welcome[wire::kWelcomeBytes];
-  ASSERT_EQ(recv(fd, welcome, sizeof(welcome), MSG_WAITALL),
-            std::ssize(welcome));
-  close(fd);
+  EXPECT_FALSE(GoneRank(**store, 0));
+  close(Welcomed(socket.port, 3, 4));
   for (int wait = 0; wait < 500 && gone() == 0; ++wait) usleep(10'000);
   EXPECT_EQ(gone(), 3 + 1);
+  EXPECT_EQ(GoneRank(**store, 0), RankLeft(3, 0));
+}
+
+TEST(JobFailureTest, ARankZeroWithoutAStoreIsGone) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  auto zero = std::make_unique<StoreProcess>(LocalStore(socket, 0));
+  const auto one = Store::Open(LocalStore(socket, 1));
+  ASSERT_TRUE(one) << one.error().ToString();
+  EXPECT_FALSE(GoneRank(**one, 1));
+  zero.reset();
+  const auto gone = GoneRank(**one, 1);
+  ASSERT_TRUE(gone);
+  EXPECT_EQ(RankToldOf(*gone), 0);
 }
 
 // Where a rank fails before it has a world the others learn of it in theirs.
