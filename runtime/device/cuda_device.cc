@@ -42,10 +42,11 @@ constexpr int64_t kWorkspaceBytes = kMatMulBytes + (int64_t{16} << 20);
 constexpr int64_t kFurtherWorkspaceBytes = int64_t{1} << 20;
 
 // CUDA holds a launch back, and with it the host's thread, once a thousand are
-// pending in a queue (profiler/stopwatch.cc), and a call may be some launches:
-// where a peer is waited for, what looks after peers has to be called. So the
-// device itself waits with more than this many times so many calls in a queue.
-constexpr int kCallsToAnEvent = 64;
+// pending in a queue (profiler/stopwatch.cc): where a peer is waited for, what
+// looks after peers has to be called. So the device itself waits with so many
+// times so many calls in a queue and as many again, 288: each may be three
+// launches.
+constexpr size_t kCallsToAnEvent = 32;
 constexpr size_t kMostEvents = 8;
 
 // How often a wait looks before it sleeps between looks. A look takes about a
@@ -210,11 +211,13 @@ void CudaDevice::Zero(void* data, Bytes size) {
   Keep(Select());
   Keep(Check(cudaMemsetAsync(data, 0, static_cast<size_t>(size.value), queue()),
              "cudaMemsetAsync"));
+  HoldBack(1);
 }
 
 void CudaDevice::Copy(void* to, const void* from, const StridedCopy& copy) {
   Keep(Select());
   Keep(Check(EnqueueCopy(to, from, copy, queue()), "copy"));
+  HoldBack(1);
 }
 
 void CudaDevice::Write(void* device_to, const void* host_from, Bytes size) {
@@ -435,7 +438,7 @@ void CudaDevice::Launch(const Kernel& kernel, const KernelCall& call) {
   KernelCall here = call;
   here.queue = kernel_queue();
   kernel.run(here);
-  HoldBack();
+  HoldBack(1);
 }
 
 void CudaDevice::LaunchList(const Kernel& kernel,
@@ -443,13 +446,14 @@ void CudaDevice::LaunchList(const Kernel& kernel,
   std::vector<KernelCall> here(calls.begin(), calls.end());
   for (KernelCall& call : here) call.queue = kernel_queue();
   kernel.run_list(here);
-  HoldBack();
+  HoldBack(calls.size());
 }
 
-void CudaDevice::HoldBack() {
+void CudaDevice::HoldBack(size_t calls) {
   if (capturing_ != nullptr) return;
   Enqueued& enqueued = enqueued_[queue_in_use_];
-  if (++enqueued.calls < kCallsToAnEvent) return;
+  enqueued.calls += calls;
+  if (enqueued.calls < kCallsToAnEvent) return;
   enqueued.calls = 0;
   const auto last = Record(queue());
   if (!last) return Keep(last.error());
@@ -479,6 +483,7 @@ void CudaDevice::EnqueueWrite(void* device_to, const void* host_from,
       cudaMemcpyAsync(device_to, host_from, static_cast<size_t>(size.value),
                       cudaMemcpyHostToDevice, queue()),
       "cudaMemcpyAsync to the device"));
+  HoldBack(1);
 }
 
 void CudaDevice::EnqueueRead(void* host_to, const void* device_from,
@@ -487,6 +492,7 @@ void CudaDevice::EnqueueRead(void* host_to, const void* device_from,
       cudaMemcpyAsync(host_to, device_from, static_cast<size_t>(size.value),
                       cudaMemcpyDeviceToHost, queue()),
       "cudaMemcpyAsync to the host"));
+  HoldBack(1);
 }
 
 Result<void> CudaDevice::Pin(void* host_data, Bytes size) {
@@ -555,6 +561,7 @@ Result<int> CudaDevice::EndCapture() {
 void CudaDevice::Replay(int graph) {
   Keep(Check(cudaGraphLaunch(graphs_[static_cast<size_t>(graph)], queue()),
              "cudaGraphLaunch"));
+  HoldBack(1);
 }
 
 #ifdef TESSERA_HAS_NVTX
@@ -589,6 +596,7 @@ void CudaDevice::AwaitEvent(const std::shared_ptr<QueueEvent>& event) {
 void CudaDevice::Sum(std::span<const std::byte* const> sources, std::byte* to,
                      int64_t count, DType dtype) {
   EnqueueRankSum(sources, to, count, dtype, *kernel_queue());
+  HoldBack(1);
 }
 
 Result<void> CudaDevice::WaitForQueue0() {

@@ -170,7 +170,8 @@ class CudaDevice : public QueueDevice, public ProductTuner {
   Result<void> Open();
   Result<int> AddQueue(StreamRole role, int64_t workspace_bytes);
   CudaEvent EventOf(std::vector<CudaEvent>& of_marks, int mark, unsigned flags);
-  void HoldBack();
+  // Behind so many calls of the queue in use: waits where too many are pending.
+  void HoldBack(size_t calls);
   Result<void> WaitForQueue0();
   Result<void*> Reserve(int64_t bytes);
   Result<Staging*> NextStaging();
@@ -192,7 +193,7 @@ class CudaDevice : public QueueDevice, public ProductTuner {
   size_t queue_in_use_ = 0;
   // By queue: calls behind the last of the events that HoldBack has recorded.
   struct Enqueued {
-    int calls = 0;
+    size_t calls = 0;
     std::deque<CudaEvent> events;
   };
   std::vector<Enqueued> enqueued_;

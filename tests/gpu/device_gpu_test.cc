@@ -14,6 +14,7 @@
 
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/cuda_device.h"
+#include "runtime/kernels/cuda/queue.h"
 
 namespace tessera {
 namespace {
@@ -254,28 +255,40 @@ TEST_F(DeviceGpuTest, ACaptureThatCannotBeIsAnError) {
   ExpectWell();
 }
 
-// What is called while waiting can end a wait.
 // Of calls that no graph has: where more than a queue takes without holding the
 // host back are behind what waits for a peer, its watcher is called all the
 // same.
 TEST_F(DeviceGpuTest, TheWatcherIsCalledWhileKernelsAreEnqueued) {
-  const Kernel nothing = {.name = "nothing", .run = [](const KernelCall&) {}};
+  // Of two launches, as the norms are.
+  static void* data = nullptr;
+  data = Allocate(8);
+  const Kernel twice = {.name = "twice", .run = [](const KernelCall& call) {
+                          for (int i = 0; i < 2; ++i) {
+                            (void)cudaMemsetAsync(data, i, 8,
+                                                  call.queue->stream);
+                          }
+                        }};
   std::atomic<int> looks = 0;
   device_->set_while_waiting([&]() -> Result<void> {
     ++looks;
     return {};
   });
   // A peer that comes once the watcher has been called more often than calls
-  // without a wait do it: 2000 / 64 = 31 times.
+  // without a wait do it: 3 * 1000 / 32 = 93 times.
   device_->EnqueueOnHost([&]() -> Result<void> {
     while (looks < 100) std::this_thread::yield();
     return {};
   });
-  for (int i = 0; i < 2000; ++i) device_->Launch(nothing, {});
+  for (int i = 0; i < 1000; ++i) {
+    device_->Launch(twice, {});
+    device_->Zero(data, {8});
+    device_->Copy(data, static_cast<std::byte*>(data) + 4, {.run_bytes = 4});
+  }
   EXPECT_GE(looks, 100);
   ExpectWell();
 }
 
+// What is called while waiting can end a wait.
 TEST_F(DeviceGpuTest, AWaitEndsWithTheErrorOfItsWatcher) {
   std::vector<char> large(256 << 20);
   void* const data = Allocate(static_cast<int64_t>(large.size()));
