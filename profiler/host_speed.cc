@@ -11,7 +11,6 @@
 
 #include "planner/base/threads.h"
 #include "runtime/storage/file_tier.h"
-#include "runtime/thread_pool.h"
 
 namespace tessera {
 namespace {

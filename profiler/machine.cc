@@ -12,8 +12,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "planner/base/threads.h"
 #include "profiler/first_line.h"
-#include "runtime/thread_pool.h"
 
 namespace tessera {
 namespace {

@@ -49,6 +49,9 @@ struct ProfilerOptions {
   std::optional<double> sample_s;
   // Of buffers that take turns; by default the device's figure (above).
   std::optional<Bytes> rotated;
+  // On the host, those that its ranks have together; by default all have those
+  // of this process.
+  std::optional<int> cores;
   // On a device with queues, products run for 5 ms before each sample: in a
   // step products take most of the time, and the clocks that a GPU's power then
   // allows are those that kernels have there. A case takes 0.15 s longer.

@@ -6,6 +6,7 @@
 #include <semaphore>
 #include <utility>
 
+#include "planner/base/threads.h"
 #include "profiler/kernel_case.h"
 #include "runtime/thread_pool.h"
 
@@ -129,7 +130,8 @@ Result<std::unique_ptr<Stopwatch>> Stopwatch::Make(
       std::clamp(share, sampling.shortest_s, sampling.longest_s));
   const ThreadPool* const threads = device.threads();
   const Bytes rotated = options.rotated.value_or(
-      on_host ? RotatedOnHost(ReadHostCache(), HostCores(), all.size(),
+      on_host ? RotatedOnHost(ReadHostCache(),
+                              options.cores.value_or(HostCores()), all.size(),
                               threads == nullptr ? 1 : threads->threads())
               : kRotatedOnQueue);
   std::unique_ptr<Stopwatch> stopwatch(

@@ -1,14 +1,7 @@
 #include "runtime/thread_pool.h"
 
-#include <sched.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <condition_variable>
-#include <fstream>
 #include <mutex>
-#include <sstream>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -86,36 +79,6 @@ void ThreadPool::For(int64_t n, const std::function<void(int64_t)>& f) {
   shared_->begun.notify_all();
   shared_->Work(lock);
   shared_->ended.wait(lock, [&] { return shared_->unfinished == 0; });
-}
-
-int HostCores() {
-  cpu_set_t set;
-  const bool known = sched_getaffinity(0, sizeof(set), &set) == 0;
-  const int cores = known ? std::max(1, CPU_COUNT(&set)) : OnlineCores();
-  // A container sees its own group there; elsewhere it is the root, without a
-  // limit.
-  std::string cpu_max;
-  std::getline(std::ifstream("/sys/fs/cgroup/cpu.max"), cpu_max);
-  const int quota = QuotaOf(cpu_max);
-  return quota == 0 ? cores : std::min(cores, quota);
-}
-
-int QuotaOf(const std::string& cpu_max) {
-  std::istringstream words(cpu_max);
-  int64_t time = 0;
-  int64_t period = 0;
-  if (!(words >> time >> period) || time <= 0 || period <= 0) return 0;
-  constexpr int64_t kMost = 1 << 20;  // more cores than any host has
-  const int64_t cores = time / period + (time % period == 0 ? 0 : 1);
-  return static_cast<int>(std::min(kMost, cores));
-}
-
-int OnlineCores() {
-  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
-}
-
-int ThreadsPerRank(int ranks) {
-  return std::max(1, HostCores() / ranks);
 }
 
 }  // namespace tessera

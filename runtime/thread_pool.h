@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 
 namespace tessera {
 
@@ -30,19 +29,5 @@ class ThreadPool {
   const int threads_;
   std::unique_ptr<Shared> shared_;  // null with one thread
 };
-
-// On which this process may run (sched_getaffinity(2)), or as many as a
-// container has the time of (QuotaOf): a launcher, a batch system or a
-// container may have left it some of the host's.
-int HostCores();
-// The cores whose time a control group has at most, rounded up, from its
-// cpu.max ("800000 100000": microseconds of each period; cgroups(7), version
-// 2); 0 where that says no limit.
-int QuotaOf(const std::string& cpu_max);
-// All that the host has.
-int OnlineCores();
-// The threads of each of `ranks` ranks that share this host's cores: at
-// least 1.
-int ThreadsPerRank(int ranks);
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "planner/base/threads.h"
 #include "planner/ir/vocabulary.h"
 #include "runtime/float16.h"
 #include "runtime/kernels/fill.h"

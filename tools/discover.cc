@@ -13,7 +13,6 @@
 #include "profiler/machine_io.h"
 #include "runtime/launch/rank_environment.h"
 #include "runtime/storage/file_tier.h"
-#include "runtime/thread_pool.h"
 #include "tools/inputs.h"
 #include "tools/json.h"
 #include "tools/share_cores.h"
@@ -185,7 +184,7 @@ Result<Cluster> ClusterOf(const Options& options,
   if (!machines[0].gpus.empty()) return ClusterOfMachines(machines, speed);
   const int ranks = options.nproc > 0 ? options.nproc : machines[0].cpus;
   Cluster cluster = ClusterOfCores(machines[0], ranks, speed);
-  ShareCores(cluster, machines[0].cpus, ThreadsPerRank(ranks));
+  ShareCores(cluster, machines[0].cpus, std::max(1, machines[0].cpus / ranks));
   return cluster;
 }
 

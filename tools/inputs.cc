@@ -34,8 +34,8 @@
 #include "planner/topology/stacks.h"
 #include "runtime/checkpoint_lock.h"
 #include "runtime/older_checkpoints.h"
-#include "runtime/thread_pool.h"
 #include "runtime/weight_export.h"
+#include "tools/job_ranks.h"
 #include "tools/origin.h"
 
 namespace tessera {
@@ -361,8 +361,8 @@ void WarnOfOtherHosts(const Options& options, Inputs& inputs) {
 }
 
 std::string FewerCoresText(const Options& options, const Inputs& inputs) {
-  const int cores = HostCores();
-  const auto ranks = std::ssize(inputs.cluster.devices);
+  const auto ranks = static_cast<int>(inputs.cluster.devices.size());
+  const int cores = CoresOf(ranks);
   if (inputs.profile || !options.cluster.starts_with("local-cpu") ||
       ranks <= cores) {
     return "";

@@ -5,11 +5,10 @@
 #include <optional>
 #include <string>
 
+#include "planner/base/threads.h"
 #include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
-#include "runtime/thread_pool.h"
 #include "tools/gpu_share.h"
-#include "tools/share_cores.h"
 #include "tools/verb.h"
 
 namespace tessera {
@@ -44,8 +43,10 @@ Result<void> CheckNproc(const Options& options,
 int CoresOf(int ranks) {
   // Variables that say nonsense are told of when they are read for good.
   const auto environment = DetectRankEnvironment();
-  const bool bound = environment && *environment && MayBeBound(**environment);
-  return CoresTogether(HostCores(), OnlineCores(), ranks, bound);
+  // Ranks that are threads of one process have its cores.
+  const bool bound = environment && *environment && (*environment)->size > 1 &&
+                     (*environment)->may_be_bound;
+  return CoresTogether(ReadHostCpus(), ranks, bound);
 }
 
 int ThreadsOf(const Options& options, int ranks) {
@@ -64,14 +65,14 @@ RankEnvironment LastRank(int ranks) {
           .job_id = {}};
 }
 
-void EndBehindRankZero(RankSeat& seat) {
+void EndBehindRankZero(RankSeat& seat, const Result<int>& code) {
   constexpr char kKey[] = "rank 0 has told";
   // The end of its connection is as good an answer as this.
   const auto longest = Duration::FromSeconds(600);
   seat.store->set_stop(nullptr);
   if (seat.world->world_rank() == 0) {
     (void)seat.store->Set(kKey, "");
-  } else {
+  } else if (code && *code != 0) {
     (void)seat.store->Get(kKey, longest, "rank 0's last word");
   }
 }

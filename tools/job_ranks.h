@@ -21,11 +21,11 @@ int ThreadsOf(const Options& options, int ranks);
 // Of `ranks` ranks that this process starts on its host, the last.
 RankEnvironment LastRank(int ranks);
 
-// What a rank of a job of processes does last where it ends with a code other
-// than 0: srun --kill-on-bad-exit, mpirun and others take the first for a
-// failure and end the rest, so rank 0, which may have to tell of the job, goes
-// first.
-void EndBehindRankZero(RankSeat& seat);
+// What a rank of a job of processes does last. Where others end with a code
+// other than 0 they wait for rank 0's word, however it ends: srun
+// --kill-on-bad-exit, mpirun and others take the first such code for a failure
+// and end the rest, and rank 0 may have to tell of the job.
+void EndBehindRankZero(RankSeat& seat, const Result<int>& code);
 
 // Runs `as_rank` where somebody started this process as one of a job's ranks,
 // and reports its error as a rank does; else `as_job`, which starts the ranks.

@@ -113,13 +113,19 @@ Result<void> ReadGpus(const Options& options,
   return {};
 }
 
+// The file to write, which is extended where it is there.
+Result<void> ReadKnown(const Options& options, ProfileJob& job) {
+  TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
+  TESSERA_TRY(job.known,
+              ProfileToExtend(options.output, job.origin, options.again));
+  return {};
+}
+
 // Reads and checks everything, and finds what there is to time. `environment`
-// is that of a rank, if this process is one of several.
+// is that of a rank, if this process is one of several: the file is left to
+// rank 0, as other ranks' hosts need not have its folder.
 Result<ProfileJob> ReadProfileJob(
     const Options& options, const std::optional<RankEnvironment>& environment) {
-  // The other ranks' hosts need not have the folder.
-  const bool writes = !environment || environment->rank == 0;
-  if (writes) TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
   ProfileJob job;
   TESSERA_TRY(job.backend, BackendOf(options));
   if (options.time_limit_s && *options.time_limit_s <= 0) {
@@ -138,10 +144,7 @@ Result<ProfileJob> ReadProfileJob(
   } else {
     TESSERA_RETURN_IF_ERROR(ReadHost(options, job));
   }
-  if (writes) {
-    TESSERA_TRY(job.known,
-                ProfileToExtend(options.output, job.origin, options.again));
-  }
+  if (!environment) TESSERA_RETURN_IF_ERROR(ReadKnown(options, job));
   const Inputs& inputs = job.inputs;
   const Cluster& cluster = inputs.cluster;
   const auto add = [&](const Graph& graph, const std::vector<Plan>& plans) {
@@ -252,6 +255,7 @@ Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
     TESSERA_TRY([[maybe_unused]] const ProfileDb written, write(rows));
     return {};
   };
+  if (!job.backend->gpu) profiler.cores = CoresOf(job.ranks);
   profiler.under_load = true;
   profiler.stop = &CatchInterrupts();
   if (prints) profiler.progress = ShowProgress;
@@ -300,13 +304,17 @@ Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
 
 Result<int> ProfileAsRank(const Options& options,
                           const RankEnvironment& environment) {
-  TESSERA_TRY(const ProfileJob job, ReadProfileJob(options, environment));
+  TESSERA_TRY(ProfileJob job, ReadProfileJob(options, environment));
   TESSERA_TRY(RankSeat seat, JoinJob(*job.backend, environment,
                                      ThreadsOf(options, environment.local_size),
                                      &CatchInterrupts()));
-  auto code = ProfileInWorld(options, job, seat);
+  // Here an error of it ends the others, too.
+  const auto known =
+      environment.rank == 0 ? ReadKnown(options, job) : Result<void>();
+  auto code =
+      known ? ProfileInWorld(options, job, seat) : Result<int>(known.error());
   if (!code) seat.world->Abort(code.error().ToString());
-  if (code && *code != 0) EndBehindRankZero(seat);
+  EndBehindRankZero(seat, code);
   return code;
 }
 

@@ -517,7 +517,7 @@ Result<int> TrainAsRank(const Options& options,
                               seat.error());
   }
   auto code = TrainInWorld(options, job, *seat);
-  if (code && *code != 0) EndBehindRankZero(*seat);
+  EndBehindRankZero(*seat, code);
   return code;
 }
 

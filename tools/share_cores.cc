@@ -1,18 +1,10 @@
 #include "tools/share_cores.h"
 
 #include <algorithm>
-#include <cstdint>
 
 #include "planner/base/format.h"
 
 namespace tessera {
-
-int CoresTogether(int here, int online, int ranks, bool bound) {
-  if (!bound) return here;
-  // Of a product that is no int there are not so many.
-  return static_cast<int>(
-      std::clamp<int64_t>(int64_t{here} * ranks, here, std::max(here, online)));
-}
 
 void ShareCores(Cluster& cluster, int cores, int threads) {
   const auto ranks = static_cast<double>(cluster.devices.size());

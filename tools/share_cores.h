@@ -4,11 +4,6 @@
 
 namespace tessera {
 
-// The cores that `ranks` ranks of a host with `online` cores have together,
-// where each sees `here`: the same ones, or, where they may be `bound`, each
-// its own, as far as there are so many.
-int CoresTogether(int here, int online, int ranks, bool bound);
-
 // Makes each device of local-cpu:N, which is one core, what a rank of `threads`
 // threads has of a host of `cores`: `threads` cores, or fewer where all ranks
 // together have more threads than there are cores and take turns. Peak rates

@@ -76,9 +76,6 @@ void WarnOfFewConnections() {
 Result<std::unique_ptr<CudaDevice>> DeviceOfRank(
     const RankEnvironment& environment, int threads) {
   if (environment.rank == 0) WarnOfFewConnections();
-  // It would have NCCL's calls block whatever their communicators say, and none
-  // of the waits for them ever look at anything else.
-  unsetenv("NCCL_COMM_BLOCKING");
   const HostRanks ranks = HostRanksOf(environment, CudaDeviceCount());
   TESSERA_TRY(const int ordinal, GpuOfRank(ranks));
   if (RanksPerGpu(ranks) > 1) {
@@ -133,7 +130,7 @@ HostRanks HostRanksOf(const RankEnvironment& environment, int gpus) {
   return {.rank = environment.local_rank,
           .size = environment.local_size,
           .gpus = gpus,
-          .may_be_bound = MayBeBound(environment),
+          .may_be_bound = environment.may_be_bound,
           .share = IsSet(kShareGpu)};
 }
 

@@ -212,14 +212,16 @@ Result<RankEnvironment> Detect(const Launcher& launcher,
              ") on this host, got ", local.ranks),
         Text("environment variable ", local.variable));
   }
-  TESSERA_TRY(const int local_rank,
-              Number(get_env, host.local_rank, found.rank % local.ranks));
+  found.may_be_bound = &host != &kLaunchers[0];  // torchrun and our own
+  const char* const local_rank = Get(get_env, launcher.local_rank).empty()
+                                     ? host.local_rank
+                                     : launcher.local_rank;
   TESSERA_TRY(found.local_rank,
-              Number(get_env, launcher.local_rank, local_rank));
+              Number(get_env, local_rank, found.rank % local.ranks));
   if (found.local_rank >= local.ranks) {
     return InvalidInput(Text("expected a rank below the ", local.ranks,
                              " of this host, got ", found.local_rank),
-                        Text("environment variable ", launcher.local_rank));
+                        Text("environment variable ", local_rank));
   }
 
   found.job_id = Get(get_env, kJobIdVariable);
@@ -230,7 +232,7 @@ Result<RankEnvironment> Detect(const Launcher& launcher,
   if (found.job_id.size() > 200) found.job_id.resize(200);
 
   TESSERA_RETURN_IF_ERROR(FindMaster(get_env, found));
-  // A host that only this one knows by that name has all ranks.
+  // By another name than a loopback address each host of ranks may know it.
   if (local.variable.empty() && *launcher.local_size != '\0' &&
       found.size > 1 && !IsLoopbackName(found.master_host)) {
     return InvalidInput(
@@ -242,6 +244,10 @@ Result<RankEnvironment> Detect(const Launcher& launcher,
   TESSERA_TRY(const int start_s,
               Number(get_env, kStartTimeVariable,
                      static_cast<int>(found.start_time.seconds())));
+  if (start_s < 1) {
+    return InvalidInput("expected seconds, at least 1, got 0",
+                        Text("environment variable ", kStartTimeVariable));
+  }
   found.start_time = Duration::FromSeconds(start_s);
   if (!Get(get_env, kStoreFdVariable).empty()) {
     found.launcher = "tessera";
@@ -331,11 +337,6 @@ std::string VariablesOf(const RankEnvironment& environment) {
   const Launcher& launcher =
       found == std::end(kLaunchers) ? kLaunchers[0] : *found;
   return Text(launcher.rank, " and ", launcher.size);
-}
-
-bool MayBeBound(const RankEnvironment& environment) {
-  const std::string& launcher = environment.launcher;
-  return launcher == "srun" || launcher == "mpirun" || launcher == "pmi";
 }
 
 StoreOptions StoreOptionsOf(const RankEnvironment& environment) {

@@ -25,6 +25,11 @@ struct RankEnvironment {
   int listen_fd = -1;  // our launcher: the store's socket, for rank 0
   // How long ranks may start apart.
   Duration start_time = StoreOptions().timeout;
+  // Who started this host's ranks may have given each a GPU and cores of its
+  // own: srun --gpus-per-task=1 and --cpus-per-task, mpirun --bind-to, also of
+  // a script that sets RANK and WORLD_SIZE. torchrun's ranks and our own have
+  // all that their host's launcher has.
+  bool may_be_bound = false;
   bool operator==(const RankEnvironment&) const = default;
 };
 
@@ -50,10 +55,10 @@ using GetEnv = std::function<const char*(const char* name)>;
 // loopback address.
 //
 // Errors: torchrun's variables of several ranks without RANK or WORLD_SIZE, a
-// variable that is no number, a rank outside the job or its host, a host
-// without ranks or with more than the job's, a master that nobody named though
-// ranks are on several hosts, or one on another host perhaps where no variable
-// says how many ranks are on this one.
+// variable that is no number or no time to start in, a rank outside the job or
+// its host, a host without ranks or with more than the job's, a master that
+// nobody named though ranks are on several hosts, or one on another host
+// perhaps where no variable says how many ranks are on this one.
 Result<std::optional<RankEnvironment>> DetectRankEnvironment(
     const GetEnv& get_env);
 // Of this process.
@@ -61,11 +66,6 @@ Result<std::optional<RankEnvironment>> DetectRankEnvironment();
 
 // The variables that say which rank it is: "RANK and WORLD_SIZE".
 std::string VariablesOf(const RankEnvironment& environment);
-
-// Whether who started the ranks may have given each a GPU and cores of its own:
-// srun --gpus-per-task=1 and --cpus-per-task, mpirun --bind-to, or a script
-// under them. torchrun's and our own have all that their host's launcher has.
-bool MayBeBound(const RankEnvironment& environment);
 
 // What Store::Open needs to meet the ranks of `environment`.
 StoreOptions StoreOptionsOf(const RankEnvironment& environment);

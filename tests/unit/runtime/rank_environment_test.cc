@@ -207,6 +207,11 @@ TEST(DetectRankEnvironmentTest, WhoStartedAScriptTellsOfTheHost) {
   EXPECT_EQ(task->launcher, "torchrun");
   EXPECT_EQ(task->local_rank, 4);
   EXPECT_EQ(task->local_size, 8);
+  EXPECT_TRUE(task->may_be_bound);  // srun --gpus-per-task=1 --cpus-per-task=8
+  slurm["SLURM_LOCALID"] = "8";
+  EXPECT_EQ(Detect(slurm).error().ToString(),
+            "environment variable SLURM_LOCALID: expected a rank below the 8 "
+            "of this host, got 8");
   slurm["LOCAL_RANK"] = "5";
   EXPECT_EQ(Detect(slurm).value()->local_rank, 5);
   // A task for each host, which starts the ranks there.
@@ -220,6 +225,10 @@ TEST(DetectRankEnvironmentTest, WhoStartedAScriptTellsOfTheHost) {
   mpi["OMPI_COMM_WORLD_LOCAL_SIZE"] = "8";
   EXPECT_EQ(Detect(mpi).value()->local_rank, 9 % 8);
   EXPECT_EQ(Detect(mpi).value()->local_size, 8);
+  EXPECT_TRUE(Detect(mpi).value()->may_be_bound);
+  // torchrun under mpirun: its ranks share what it has.
+  mpi["LOCAL_WORLD_SIZE"] = "8";
+  EXPECT_FALSE(Detect(mpi).value()->may_be_bound);
 }
 
 TEST(DetectRankEnvironmentTest, SaysHowFarApartRanksMayStart) {
@@ -239,6 +248,10 @@ TEST(DetectRankEnvironmentTest, SaysHowFarApartRanksMayStart) {
       Detect(variables).error().ToString(),
       "environment variable TESSERA_START_TIMEOUT: expected a number, got "
       "'soon'");
+  variables["TESSERA_START_TIMEOUT"] = "0";
+  EXPECT_EQ(Detect(variables).error().ToString(),
+            "environment variable TESSERA_START_TIMEOUT: expected seconds, at "
+            "least 1, got 0");
 }
 
 TEST(StoreOptionsOfTest, SayWhetherThereAreSeveralHosts) {
@@ -284,6 +297,7 @@ TEST(DetectRankEnvironmentTest, SrunWithPmi) {
   const auto found = Detect(variables).value();
   RankEnvironment expected{"srun", 2, 4, 0, 2, "gpu07", found->master_port,
                            "77.0", -1};
+  expected.may_be_bound = true;
   EXPECT_EQ(found, expected);
   // Cray's PMI (--mpi=cray_shasta) does.
   variables["PMI_LOCAL_RANK"] = "0";
@@ -312,7 +326,8 @@ TEST(DetectRankEnvironmentTest, RanksOfAProxyThatSrunStarted) {
                          {"SLURM_STEP_NODELIST", "gpu[07-08]"},
                          {"MASTER_ADDR", "gpu07"},
                          {"MASTER_PORT", "99"}};
-  const RankEnvironment expected{"pmi", 3, 4, 1, 2, "gpu07", 99, "", -1};
+  RankEnvironment expected{"pmi", 3, 4, 1, 2, "gpu07", 99, "", -1};
+  expected.may_be_bound = true;
   EXPECT_EQ(Detect(variables).value(), expected);
   // Of another launcher, with the variables of PALS.
   variables.erase("MPI_LOCALRANKID");

@@ -66,34 +66,5 @@ TEST(ThreadPool, SeveralCallers) {
   for (const auto& sum : sums) EXPECT_EQ(sum, 2000 * 28);
 }
 
-TEST(ThreadPool, CoresAreThoseThatTheProcessMayRunOn) {
-  std::thread bound([] {
-    cpu_set_t one;
-    ASSERT_EQ(sched_getaffinity(0, sizeof(one), &one), 0);
-    int cpu = 0;
-    while (!CPU_ISSET(cpu, &one)) ++cpu;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
-    EXPECT_EQ(HostCores(), 1);
-    EXPECT_EQ(OnlineCores(), sysconf(_SC_NPROCESSORS_ONLN));
-  });
-  bound.join();
-}
-
-TEST(ThreadPool, AContainerMayHaveTheTimeOfSomeCores) {
-  EXPECT_EQ(QuotaOf("800000 100000"), 8);
-  EXPECT_EQ(QuotaOf("250000 100000"), 3);  // 2.5
-  EXPECT_EQ(QuotaOf("10000 100000"), 1);
-  for (const char* none : {"max 100000", "", "100000", "0 0", "-1 100000"}) {
-    EXPECT_EQ(QuotaOf(none), 0) << none;
-  }
-}
-
-TEST(ThreadPool, RanksShareTheCores) {
-  EXPECT_GE(ThreadsPerRank(1), 1);
-  EXPECT_EQ(ThreadsPerRank(1 << 20), 1);
-}
-
 }  // namespace
 }  // namespace tessera

@@ -1,8 +1,17 @@
 #include "tools/job_ranks.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
-#include "runtime/thread_pool.h"
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "planner/base/threads.h"
+#include "runtime/comm/thread_world.h"
+#include "runtime/launch/launch.h"
 
 namespace tessera {
 namespace {
@@ -15,6 +24,54 @@ TEST(JobRanks, SharesTheCoresOfAHost) {
   EXPECT_EQ(ThreadsOf(options, 0), HostCores());
   options.threads = 3;
   EXPECT_EQ(ThreadsOf(options, 2), 3);
+}
+
+// On one core of the host: a launcher that may have bound each of two ranks to
+// one, and the one process that it has started, whose ranks are threads.
+TEST(JobRanks, OnlyProcessesMayHaveCoresOfTheirOwn) {
+  const HostCpus host = ReadHostCpus();
+  if (CoresTogether(host, 1, false) < 2) GTEST_SKIP() << "of one core";
+  std::thread bound([] {
+    cpu_set_t one;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(one), &one), 0);
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &one)) ++cpu;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    EXPECT_EQ(CoresOf(2), 1);
+    setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+    for (const char* size : {"1", "2"}) {
+      setenv("OMPI_COMM_WORLD_SIZE", size, 1);
+      setenv("OMPI_COMM_WORLD_LOCAL_SIZE", size, 1);
+      EXPECT_EQ(CoresOf(2), std::string(size) == "1" ? 1 : 2);
+    }
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
+      unsetenv(name);
+    }
+  });
+  bound.join();
+}
+
+// An error of rank 0's own, as of --trace, behind an interrupt of all.
+TEST(JobRanks, RankZeroHasTheLastWordHoweverItEnds) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  auto worlds = MakeThreadWorlds(2);
+  std::vector<RankSeat> seats(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    StoreOptions options;
+    options.port = socket.port;
+    options.rank = rank;
+    options.size = 2;
+    options.listen_fd = rank == 0 ? socket.fd : -1;
+    seats[r].store = Store::Open(options).value();
+    seats[r].world = std::move(worlds[r]);
+  }
+  EndBehindRankZero(seats[0], InvalidInput("no such folder", "--trace"));
+  EndBehindRankZero(seats[1], kInterruptedExitCode);  // returns
+  seats.pop_back();  // rank 0's store waits for it
 }
 
 TEST(JobRanks, TheLastRankIsOfThisHost) {

@@ -30,14 +30,6 @@ TEST(ShareCoresTest, RanksTakeTurnsWhereThreadsAreMoreThanCores) {
   EXPECT_DOUBLE_EQ(RatesOf(4, 6, 2).fp32, 1.5);
 }
 
-TEST(ShareCoresTest, ALauncherMayHaveDividedTheCores) {
-  // 4 of 128 cores in a container, which 2 ranks share; each of 2 ranks bound
-  // to 4 of them; 2 ranks that a launcher could bind and did not.
-  EXPECT_EQ(CoresTogether(4, 128, 2, /*bound=*/false), 4);
-  EXPECT_EQ(CoresTogether(4, 128, 2, /*bound=*/true), 2 * 4);
-  EXPECT_EQ(CoresTogether(128, 128, 2, /*bound=*/true), 128);
-}
-
 TEST(ShareCoresTest, ARankUsesNoMoreCoresThanThreads) {
   EXPECT_DOUBLE_EQ(RatesOf(2, 2, 1).fp32, 1);
   EXPECT_DOUBLE_EQ(RatesOf(2, 64, 1).fp32, 1);
