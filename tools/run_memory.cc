@@ -227,10 +227,11 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
     if (!offloaded.empty()) held += ", and offloaded " + offloaded;
     return OutOfMemory("the ranks need", memory, free, held, "this machine");
   }
-  const Bytes storage =
-      one_host ? Sum(disks) : *std::ranges::max_element(disks);
-  if (storage == Bytes{}) return storage;
+  if (Sum(disks) == Bytes{}) return Bytes{};
   const std::string directory = OffloadDirectory(options);
+  const bool together = one_host || IsOnNetwork(directory);
+  const Bytes storage =
+      together ? Sum(disks) : *std::ranges::max_element(disks);
   if (const auto file = FileTier::Open({.directory = directory}, {}); !file) {
     return InvalidInput(file.error().ToString(),
                         OffloadDirectorySource(options));
@@ -239,7 +240,7 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
     return Error{
         ErrorCode::kInfeasible,
         "no room in '" + directory + "': the " +
-            (one_host ? "ranks' files" : "files of a host's ranks") + " need " +
+            (together ? "ranks' files" : "files of a host's ranks") + " need " +
             FormatBytes(storage) + " of " + FormatBytes(free) +
             " that are free; --offload-dir DIR is another folder" +
             (StrategyDirectory(options).empty()
@@ -248,7 +249,7 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
             "; at the peak a rank holds " + largest(files, MemoryTier::kFile),
         OffloadDirectorySource(options)};
   }
-  return one_host ? storage
+  return together ? storage
                   : disks[static_cast<size_t>(cluster.devices[0].node)];
 }
 

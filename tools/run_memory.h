@@ -23,7 +23,8 @@ Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan);
 // Out of memory is known before the first step: on the devices and nodes of the
 // cluster that was asked for, on the GPU, if ranks have one, and on this
 // machine, where the ranks of all its nodes run if that is so (`one_host`), and
-// else those of one. What files of offloaded state take on rank 0's host.
+// else those of one. What files of offloaded state take of the storage that
+// rank 0 has them on: its host's, or all where hosts share it (IsOnNetwork).
 Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
                           const std::optional<GpuShare>& gpu, bool one_host,
                           const Plan& plan, const TaskGraph& tasks);

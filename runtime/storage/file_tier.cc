@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -109,6 +110,28 @@ Bytes FreeBytesOf(const std::string& directory) {
     return {std::numeric_limits<int64_t>::max()};
   }
   return {static_cast<int64_t>(storage.f_bavail * storage.f_frsize)};
+}
+
+bool IsOnNetwork(const std::string& directory) {
+  struct statfs storage;
+  return statfs(directory.c_str(), &storage) == 0 &&
+         IsOfNetwork(storage.f_type);
+}
+
+// linux/magic.h; Lustre's lustre_user.h, IBM's gpfs.h and BeeGFS' client for
+// the last three. On some systems the type is a signed number of 32 bits.
+bool IsOfNetwork(int64_t file_system) {
+  constexpr uint32_t kTypes[] = {0x00006969,   // NFS
+                                 0xff534d42,   // CIFS
+                                 0xfe534d42,   // SMB2
+                                 0x00c36400,   // Ceph
+                                 0x5346414f,   // AFS
+                                 0x01021997,   // 9P
+                                 0x0bd00bd0,   // Lustre
+                                 0x47504653,   // GPFS
+                                 0x19830326};  // BeeGFS
+  return std::ranges::find(kTypes, static_cast<uint32_t>(file_system)) !=
+         std::end(kTypes);
 }
 
 Error FileTier::Failed(bool write, const Transfer& transfer, int code) const {

@@ -42,6 +42,12 @@ struct FileTierOptions {
 // lies on. Where the system does not say, the most that there can be.
 Bytes FreeBytesOf(const std::string& directory);
 
+// Whether hosts that have a folder of one name may all have the same storage
+// there, as with NFS, Lustre and their like: by the type of its file system
+// (statfs(2)). Those of FUSE are not among them: many are of one host.
+bool IsOnNetwork(const std::string& directory);
+bool IsOfNetwork(int64_t file_system);
+
 class FileTier {
  public:
   static constexpr int kDepth = 16;

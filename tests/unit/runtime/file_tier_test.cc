@@ -228,5 +228,17 @@ INSTANTIATE_TEST_SUITE_P(Ways, FileTierTest,
                                             ::testing::Bool()),
                          NameOf);
 
+// Types as statfs(2) lists them.
+TEST(IsOnNetworkTest, TellsByTheFileSystem) {
+  EXPECT_TRUE(IsOfNetwork(0x6969));      // NFS
+  EXPECT_TRUE(IsOfNetwork(0x0bd00bd0));  // Lustre
+  EXPECT_TRUE(IsOfNetwork(0xff534d42));  // CIFS
+  EXPECT_TRUE(IsOfNetwork(static_cast<int32_t>(0xff534d42)));
+  EXPECT_FALSE(IsOfNetwork(0xef53));      // ext4
+  EXPECT_FALSE(IsOfNetwork(0x01021994));  // tmpfs
+  EXPECT_FALSE(IsOnNetwork("/proc"));
+  EXPECT_FALSE(IsOnNetwork("/no such folder"));
+}
+
 }  // namespace
 }  // namespace tessera
