@@ -198,8 +198,10 @@ Result<void> CollectValue(ValueId id, RankExecutor& executor, Communicator& all,
     const Collective gather(CommKind::kGather, all, {&part, 1});
     const Bytes bytes{part.to[self].elements() * SizeOf(value.dtype)};
     std::optional<Staging> staged;
-    TESSERA_TRY(const void* const here,
-                OnDevice(executor, id, part.from[self], staged));
+    const void* here = nullptr;
+    if (gather.sends()) {
+      TESSERA_TRY(here, OnDevice(executor, id, part.from[self], staged));
+    }
     TESSERA_TRY(const Staging staging,
                 Staging::Allocate(device, gather.staging()));
     TESSERA_TRY(const Staging gathered, Staging::Allocate(device, bytes));

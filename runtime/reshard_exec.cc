@@ -323,6 +323,11 @@ Bytes Collective::staging() const {
   return most;
 }
 
+bool Collective::sends() const {
+  return std::ranges::any_of(batches_,
+                             [](const Batch& batch) { return batch.sent > 0; });
+}
+
 Result<void> Collective::Run(RankDevice& device,
                              std::span<const PartBuffers> buffers,
                              void* staging) const {

@@ -60,6 +60,9 @@ class Collective {
 
   const Communicator& group() const { return group_; }
   Bytes staging() const;
+  // Whether this member's buffers are read: of several that have the same
+  // elements one alone sends them.
+  bool sends() const;
 
  private:
   enum class Route : uint8_t {

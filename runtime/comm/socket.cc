@@ -136,7 +136,10 @@ Result<Attempt> Listen(const Endpoint& at, bool everywhere) {
       error = ListenAt(a->ai_addr, a->ai_addrlen, fd);
     }
   }
-  if (error == EADDRNOTAVAIL) error = ListenEverywhere(at.port, fd);
+  // Also of a family that this host lacks.
+  if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) {
+    error = ListenEverywhere(at.port, fd);
+  }
   if (error == 0) return Attempt{std::move(fd), ""};
   return Unavailable(
       Text("rank 0 cannot serve the job's store at ", at.host, ":", at.port,

@@ -43,5 +43,25 @@ TEST(CollectiveMaker, EqualCollectivesAreMadeOnce) {
   EXPECT_EQ(maker.Make(CommKind::kScatter, group, {Scattered(1)}), first);
 }
 
+// To rank 0, of a matrix that both have, and of one that each has half of.
+TEST(CollectiveTest, OneOfSeveralReplicasSends) {
+  const auto worlds = MakeThreadWorlds(2);
+  constexpr std::array kOrder = {0, 1};
+  const Placement whole = WholeBlock({{0, 4}, {0, 3}});
+  const Placement none = WholeBlock({{0, 0}, {0, 3}});
+  const CollectivePart replicas{DType::kFloat32, {whole, whole}, {whole, none}};
+  const CollectivePart halves{
+      DType::kFloat32,
+      {WholeBlock({{0, 2}, {0, 3}}), WholeBlock({{2, 4}, {0, 3}})},
+      {whole, none}};
+  for (const auto& world : worlds) {
+    Communicator& group = *world->Group(kOrder).value();
+    const bool first = world->world_rank() == 0;
+    EXPECT_EQ(Collective(CommKind::kGather, group, {&replicas, 1}).sends(),
+              first);
+    EXPECT_TRUE(Collective(CommKind::kGather, group, {&halves, 1}).sends());
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -182,7 +182,7 @@ TEST(Safetensors, OfAFileThatIsCut) {
   std::filesystem::remove(path);
 }
 
-TEST(Safetensors, NamesOfAnyBytes) {
+TEST(Safetensors, NamesWithControlCharacters) {
   const std::string path = TempPath("file");
   const std::string name = "a\"b\\c\n\x01";
   const float value = 1;
