@@ -683,7 +683,8 @@ class StartFinder {
     if (ScoreOfBest().feasible) return;
     std::vector<Strategy> all;
     for (const Approach& approach : Approaches()) {
-      if (!approach.offloads) continue;
+      // To list those of a large grid takes a second.
+      if (!approach.offloads || clock_.StoppedOrPast(end)) continue;
       std::ranges::move(approach.strategies(space_), std::back_inserter(all));
     }
     std::vector<Strategy> lacking;

@@ -28,8 +28,8 @@ std::vector<Strategy> Spread(const std::vector<Strategy>& strategies) {
 }
 
 // From so many tokens on a sequence may be cut anyhow. Below, samples and heads
-// are enough to share, or else it is cut among those that have to share
-// samples; short ones are not.
+// are enough to share, or where samples are fewer than devices it is cut
+// among those that share one; short ones are not.
 constexpr int64_t kLongSequence = 32'768;
 constexpr int kMostContext = 16;
 constexpr int64_t kShortSequence = 4'096;
@@ -37,8 +37,8 @@ constexpr int64_t kShortSequence = 4'096;
 int64_t MostContext(const SearchSpace& space) {
   const Graph& graph = *space.index.graph;
   int64_t most = space.constraints.MostFixed("cp");
-  if (graph.seq_len >= kShortSequence) {
-    const int64_t devices = space.devices();
+  const int64_t devices = space.devices();
+  if (graph.seq_len >= kShortSequence && devices > graph.global_batch) {
     most = std::max(most, devices / std::gcd(devices, graph.global_batch));
   }
   if (graph.seq_len >= kLongSequence) {

@@ -17,8 +17,8 @@ std::vector<int> Divisors(int64_t n,
 // Uniform strategies, of which most give valid plans: tensor parallelism
 // within a node (of nodes with one or two devices up to kMostAcross) or
 // beyond that, any pipeline, any split of experts, cuts of sequences (from
-// 32,768 tokens on by up to 16 ranks, from 4,096 on among ranks that have to
-// share samples), microbatches of up to
+// 32,768 tokens on by up to 16 ranks, from 4,096 on where samples are fewer
+// than devices), microbatches of up to
 // kMostSamples samples on a replica, or of all where they have no sequences,
 // every ZeRO stage where there is data parallelism, sequence parallelism
 // where there is tensor parallelism, where there is a pipeline every
