@@ -466,6 +466,17 @@ TEST(Sweep, PricesWhatIsBoundedInTime) {
   }
 }
 
+Graph DeepSeekLite(int64_t samples, int64_t seq_len) {
+  ImportOptions options;
+  options.global_batch = samples;
+  options.seq_len = seq_len;
+  return Differentiate(
+             ImportModel(ExamplePath("models/deepseek-v2-lite/config.json"),
+                         options)
+                 .value())
+      .value();
+}
+
 // Three stages cannot share out gpt2-tiny's four layers evenly: two chunks of
 // each are as good as one. Nor should stages of unlike devices.
 TEST(UniformStrategies, HaveChunksOfUnevenStages) {
@@ -501,15 +512,7 @@ TEST(UniformStrategies, HaveChunks) {
 }
 
 TEST(UniformStrategies, CutLongSequences) {
-  ImportOptions options;
-  options.global_batch = 8;
-  options.seq_len = 32'768;
-  const Graph graph =
-      Differentiate(
-          ImportModel(ExamplePath("models/deepseek-v2-lite/config.json"),
-                      options)
-              .value())
-          .value();
+  const Graph graph = DeepSeekLite(8, 32'768);
   const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
   const SearchSpace space(graph, cluster);
   const auto all = UniformStrategies(space);
@@ -543,19 +546,12 @@ TEST(UniformStrategies, CutWhatIsCausalEvenly) {
       }));
 }
 
-// Shorter ones are cut among the ranks that have one sample, 8 / 4 of these.
+// Shorter ones are cut where samples are fewer than the 8 devices, among those
+// that share one: 8 / 4 of these, and of 6 samples 8 / 2 that share 3.
 TEST(UniformStrategies, CutSequencesOfFewSamples) {
   const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
   const auto most_context = [&](int64_t samples, int64_t seq_len) {
-    ImportOptions options;
-    options.global_batch = samples;
-    options.seq_len = seq_len;
-    const Graph graph =
-        Differentiate(
-            ImportModel(ExamplePath("models/deepseek-v2-lite/config.json"),
-                        options)
-                .value())
-            .value();
+    const Graph graph = DeepSeekLite(samples, seq_len);
     int most = 0;
     for (const Strategy& s : UniformStrategies({graph, cluster})) {
       most = std::max(most, s.cp);
@@ -563,9 +559,33 @@ TEST(UniformStrategies, CutSequencesOfFewSamples) {
     return most;
   };
   EXPECT_EQ(most_context(4, 8'192), 2);
+  EXPECT_EQ(most_context(4, 4'096), 2);
+  EXPECT_EQ(most_context(6, 8'192), 4);
   EXPECT_EQ(most_context(8, 8'192), 1);
+  EXPECT_EQ(most_context(12, 8'192), 1);
   EXPECT_EQ(most_context(4, 2'048), 1);
   EXPECT_EQ(most_context(8, 32'768), 8);
+}
+
+// The best are tried in each other way, in zigzag order where that balances.
+TEST(UniformStrategies, HaveOtherContexts) {
+  ImportOptions options;
+  options.global_batch = 4;
+  options.seq_len = 256;
+  const Graph graph =
+      Differentiate(
+          ImportModel(ExamplePath("models/gpt2-tiny/config.json"), options)
+              .value())
+          .value();
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
+  std::vector<Strategy> from = {ParseStrategy("dp=8").value(),
+                                ParseStrategy("cp=2,cp-kind=ulysses").value()};
+  std::set<std::string> texts;
+  for (const Strategy& s : OtherContexts({graph, cluster}, from)) {
+    texts.insert(s.cp_kind + (s.zigzag ? " zigzag" : ""));
+    EXPECT_EQ(s.cp, 2);
+  }
+  EXPECT_EQ(texts, (std::set<std::string>{"gather zigzag", "ring zigzag"}));
 }
 
 // Beyond what is tried by itself, all of them along the height of an image.

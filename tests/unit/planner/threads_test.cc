@@ -1,28 +1,19 @@
 #include "planner/base/threads.h"
 
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <unistd.h>
 
-#include <thread>
+#include "tests/support/one_core.h"
 
 namespace tessera {
 namespace {
 
 TEST(ThreadsTest, CoresAreThoseThatTheProcessMayRunOn) {
-  std::thread bound([] {
-    cpu_set_t one;
-    ASSERT_EQ(sched_getaffinity(0, sizeof(one), &one), 0);
-    int cpu = 0;
-    while (!CPU_ISSET(cpu, &one)) ++cpu;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  testing::OnOneCore([] {
     EXPECT_EQ(HostCores(), 1);
     EXPECT_EQ(ThreadCount(0), 1);
     EXPECT_EQ(ReadHostCpus().online, sysconf(_SC_NPROCESSORS_ONLN));
   });
-  bound.join();
 }
 
 TEST(ThreadsTest, AContainerMayHaveTheTimeOfSomeCores) {

@@ -1,17 +1,16 @@
 #include "tools/job_ranks.h"
 
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <cstdlib>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "planner/base/threads.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/launch/launch.h"
+#include "tests/support/one_core.h"
 
 namespace tessera {
 namespace {
@@ -31,14 +30,7 @@ TEST(JobRanks, SharesTheCoresOfAHost) {
 TEST(JobRanks, OnlyProcessesMayHaveCoresOfTheirOwn) {
   const HostCpus host = ReadHostCpus();
   if (CoresTogether(host, 1, false) < 2) GTEST_SKIP() << "of one core";
-  std::thread bound([] {
-    cpu_set_t one;
-    ASSERT_EQ(sched_getaffinity(0, sizeof(one), &one), 0);
-    int cpu = 0;
-    while (!CPU_ISSET(cpu, &one)) ++cpu;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  testing::OnOneCore([] {
     EXPECT_EQ(CoresOf(2), 1);
     setenv("OMPI_COMM_WORLD_RANK", "0", 1);
     for (const char* size : {"1", "2"}) {
@@ -51,7 +43,6 @@ TEST(JobRanks, OnlyProcessesMayHaveCoresOfTheirOwn) {
       unsetenv(name);
     }
   });
-  bound.join();
 }
 
 // An error of rank 0's own, as of --trace, behind an interrupt of all.
