@@ -301,8 +301,8 @@ TEST(Fit, GradientsMayGoToTheHostToo) {
 
 TEST(Fit, WhatHostsHaveNoRoomForMayStayOnTheDevices) {
   ModelCache models;
-  Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 8, 32,
-                         "mbs=1,offload=optimizer:host");
+  Scenario scenario =
+      Of("gpt2-tiny", "dgx-a100-80gb:1", 8, 32, "mbs=1,offload=optimizer:host");
   scenario.settings = {{"host.memory", "1kB"}};
   GridOptions options;
   options.predict.fast = true;
