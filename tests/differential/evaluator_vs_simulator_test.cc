@@ -368,6 +368,8 @@ INSTANTIATE_TEST_SUITE_P(
              "local-cpu:8",
              0.2,
              {.optimizer = "adafactor"}},
+        Case{"gpt2_unlike_hosts", Gpt2, "dgx-a100-40gb:1x4+titan-rtx-pair:2",
+             0.5},
         Case{"gpt2_v100", Gpt2, "dgx1-v100-32gb:1", 0.2},
         Case{"mixtral_a100", [] { return Mixtral(DType::kBFloat16); },
              "dgx-a100-80gb:2", 0.03},
