@@ -569,17 +569,11 @@ TEST(UniformStrategies, CutSequencesOfFewSamples) {
 
 // The best are tried in each other way, in zigzag order where that balances.
 TEST(UniformStrategies, HaveOtherContexts) {
-  ImportOptions options;
-  options.global_batch = 4;
-  options.seq_len = 256;
-  const Graph graph =
-      Differentiate(
-          ImportModel(ExamplePath("models/gpt2-tiny/config.json"), options)
-              .value())
-          .value();
+  const Graph graph = Gpt2(4);
   const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
-  std::vector<Strategy> from = {ParseStrategy("dp=8").value(),
-                                ParseStrategy("cp=2,cp-kind=ulysses").value()};
+  const std::vector<Strategy> from = {
+      ParseStrategy("dp=8").value(),
+      ParseStrategy("cp=2,cp-kind=ulysses").value()};
   std::set<std::string> texts;
   for (const Strategy& s : OtherContexts({graph, cluster}, from)) {
     texts.insert(s.cp_kind + (s.zigzag ? " zigzag" : ""));
