@@ -98,8 +98,13 @@ void CheckHosts(const Cluster& cluster, const Plan& plan, Evaluation& result) {
 
 std::optional<HostLack> LackingHost(const Cluster& cluster, const Plan& plan,
                                     const Evaluation& result, MemoryTier tier) {
-  if (cluster.hosts.empty()) return std::nullopt;
   const bool in_memory = tier == MemoryTier::kHost;
+  const bool on_cores =
+      in_memory &&
+      std::ranges::any_of(cluster.device_types, &DeviceType::shared_memory);
+  if (cluster.hosts.empty() || (result.host_memory.empty() && !on_cores)) {
+    return std::nullopt;
+  }
   std::vector<HostLack> hosts(static_cast<size_t>(cluster.num_nodes()));
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   for (size_t s = 0; s < sets.size(); ++s) {

@@ -24,7 +24,8 @@ namespace {
 // step may take less than this share of the best there: that takes as long as
 // the starts of another search.
 constexpr double kWorthHalving = 0.8;
-// Of the time that is left.
+// What a part gets of the time that is left: a rule of thumb, which leaves some
+// to those behind.
 constexpr double kShareOfPart = 0.5;
 
 // The ranks of the hosts with the fastest devices first, and of a host in

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "planner/base/table.h"
+#include "planner/base/utf8.h"
 
 namespace tessera {
 namespace {
@@ -42,28 +43,6 @@ std::string PlaceOf(std::string_view text, size_t position) {
   const size_t column =
       newline == std::string_view::npos ? position + 1 : position - newline;
   return std::to_string(line) + ":" + std::to_string(column);
-}
-
-// Of the character in front of a text in UTF-8 (RFC 3629); 0 where it is none.
-size_t Utf8Bytes(std::string_view text) {
-  const auto byte = [&](size_t i) {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
-  };
-  const int first = byte(0);
-  if (first < 0x80) return 1;
-  const size_t bytes = first < 0xc2   ? 0
-                       : first < 0xe0 ? 2
-                       : first < 0xf0 ? 3
-                       : first < 0xf5 ? 4
-                                      : 0;
-  for (size_t i = 1; i < bytes; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  // Longer than needed, halves of a pair, or beyond the last character.
-  const bool wrong =
-      (first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) > 0x9f) ||
-      (first == 0xf0 && byte(1) < 0x90) || (first == 0xf4 && byte(1) > 0x8f);
-  return wrong ? 0 : bytes;
 }
 
 std::string ToUpper(std::string text) {
@@ -242,7 +221,7 @@ class Checker {
         TESSERA_RETURN_IF_ERROR(Escape());
         continue;
       }
-      const size_t bytes = Utf8Bytes(text_.substr(position_));
+      const size_t bytes = Utf8Length(text_.substr(position_));
       if (bytes == 0) return Wrong("is no UTF-8: expected text in it");
       position_ += bytes;
     }
