@@ -23,16 +23,13 @@ trap '((++signals)); interrupt_job' INT TERM HUP
 
 # Waits until all have ended; exits with the code of the first that failed, which
 # ends the others. Those that are told to end (130) do so together, once they have
-# saved.
+# saved. It looks five times a second: a signal that comes while bash is in `wait`
+# can make it forget a process that ends just then, and wait for that for ever.
 wait_for_job() {
-  local code=0 told ended pid alive ending=0
+  local code=0 ended pid alive ending=0
   ((!signals)) || interrupt_job # also what was started since
   while ((${#pids[@]} > 0)); do
-    told=0
-    # Of one, or a signal has interrupted it. It may miss what has ended before,
-    # and so waits no longer than a second.
-    sleep 1 >/dev/null 2>&1 &
-    wait -n "${pids[@]}" $! 2>/dev/null || told=$?
+    sleep 0.2
     alive=()
     for pid in "${pids[@]}"; do
       if kill -0 "$pid" 2>/dev/null; then
@@ -41,7 +38,6 @@ wait_for_job() {
       fi
       ended=0
       wait "$pid" 2>/dev/null || ended=$?
-      ((ended != 127)) || ended=$told # what wait -n has told is told once
       ((ended == 0 || (code != 0 && code != 130))) || code=$ended
     done
     pids=("${alive[@]}")
