@@ -11,6 +11,7 @@
 #include "costmodel/memory/overhead.h"
 #include "costmodel/memory/peak_memory.h"
 #include "planner/base/format.h"
+#include "planner/base/whole_number.h"
 
 namespace tessera {
 namespace {
@@ -79,6 +80,21 @@ void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
   }
 }
 
+// "node 3", by the names of its vertices where these tell: those of a cluster
+// that has lost parts are of the whole one, and numbers are anew.
+std::string NodeText(const Cluster& cluster, int node) {
+  constexpr std::string_view kPrefix = "node";
+  const auto device = std::ranges::find(cluster.devices, node, &Device::node);
+  std::string_view name = cluster.vertices[device->vertex.index()].name;
+  if (name.starts_with(kPrefix)) {
+    name = name.substr(kPrefix.size());
+    if (const auto named = ParseWhole<int>(name.substr(0, name.find('.')))) {
+      node = *named;
+    }
+  }
+  return "node " + std::to_string(node);
+}
+
 // What the ranks of a node keep beside their devices fits into its host.
 void CheckHosts(const Cluster& cluster, const Plan& plan, Evaluation& result) {
   for (const auto& [tier, what] : {std::pair(MemoryTier::kHost, "memory"),
@@ -87,7 +103,7 @@ void CheckHosts(const Cluster& cluster, const Plan& plan, Evaluation& result) {
     if (!lack) continue;
     const Bytes most = lack->needed - lack->has;
     result.overflow = Max(result.overflow, most);
-    result.violations.push_back("host of node " + std::to_string(lack->node) +
+    result.violations.push_back("host of " + NodeText(cluster, lack->node) +
                                 ": needs " + FormatBytes(lack->needed) +
                                 " of " + FormatBytes(lack->has) + " of " +
                                 what + ", " + FormatBytes(most) + " too much");

@@ -299,15 +299,18 @@ void CheckConnected(const Cluster& cluster, Problems& problems) {
     backward[link.to.index()].push_back(link.from.index());
   }
   const size_t first = cluster.devices.front().vertex.index();
+  const std::string first_name = "'" + cluster.vertices[first].name + "'";
   const std::vector<bool> from_first = Reached(forward, first);
   const std::vector<bool> to_first = Reached(backward, first);
   for (size_t i = 0; i < cluster.devices.size(); ++i) {
     const size_t vertex = cluster.devices[i].vertex.index();
+    const std::string name = "'" + cluster.vertices[vertex].name + "'";
     if (!from_first[vertex]) {
-      problems.Add(Indexed("devices", i), "cannot be reached from device 0");
+      problems.Add(Indexed("devices", i),
+                   name + " cannot be reached from " + first_name);
     }
     if (!to_first[vertex]) {
-      problems.Add(Indexed("devices", i), "cannot reach device 0");
+      problems.Add(Indexed("devices", i), name + " cannot reach " + first_name);
     }
   }
 }

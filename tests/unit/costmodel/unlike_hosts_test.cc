@@ -124,6 +124,23 @@ TEST(UnlikeHosts, OffloadByTheirOwnFigures) {
   }
 }
 
+// What is left of a cluster is called by the names of the whole.
+TEST(UnlikeHosts, AreCalledAsInTheWholeCluster) {
+  const Graph graph = testing::MlpGraph(1, 8, 4, 8, 16, 32);
+  Cluster cluster = *MakeCluster("dgx-h100:3x2");
+  cluster.hosts[0].memory = {1};
+  std::vector<std::string> notes;
+  ASSERT_TRUE(Fail({"node0"}, cluster, notes));
+  const Plan plan =
+      PlanFromStrategy(graph, cluster,
+                       *ParseStrategy("mbs=1,zero=1,offload=optimizer:host"))
+          .value();
+  const Evaluation lacks =
+      Evaluator(graph, cluster, nullptr, {}).Evaluate(plan);
+  ASSERT_FALSE(lacks.violations.empty());
+  EXPECT_THAT(lacks.violations[0], ::testing::StartsWith("host of node 1:"));
+}
+
 // What lies on the host that lacks room is told, not what lies on another's.
 TEST(UnlikeHosts, SayWhatLiesOnTheOneThatLacks) {
   const Graph graph = testing::MlpGraph(1, 8, 4, 8, 16, 32);

@@ -88,6 +88,10 @@ TEST(Degrade, WrongPartsNameTheNearOnes) {
   Cluster cpus = *MakeCluster("local-cpu:2");
   EXPECT_THAT(Fail({"node0.memory.in"}, cpus, notes).error().message,
               HasSubstr("do not reach each other"));
+  // By the names of the whole cluster.
+  Cluster lone = *MakeCluster("g5.48xlarge:3");
+  EXPECT_THAT(Fail({"node0", "node2.nic"}, lone, notes).error().message,
+              HasSubstr("'node2.gpu0' cannot be reached from 'node1.gpu0'"));
 }
 
 // node3 is still node3 when node1 has gone before it.
