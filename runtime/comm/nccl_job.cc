@@ -40,6 +40,10 @@ constexpr std::chrono::seconds kCloseTime{5};
 // seconds.
 constexpr double kStopPatience = 1;
 
+// How long rank 0 waits for others to come until it says so; the store's own
+// patience, by which the others wait for rank 0.
+constexpr std::chrono::seconds kMeetingPatience{5};
+
 // A store that does not answer for so long has no say in who tells of a stall.
 constexpr std::chrono::seconds kAnswerPatience{1};
 
@@ -80,6 +84,23 @@ Result<void> NcclJob::Open(std::function<Result<void>()> push) {
   health_checked_ = store_answered_ = Clock::now();
   device_.set_while_waiting([this] { return WhileWaiting(); });
   return {};
+}
+
+Result<void> NcclJob::Meet() {
+  const Clock::time_point begin = Clock::now();
+  meeting_.emplace(store_, prefix_ + "came", size_);
+  if (auto done = meeting_->Answer(rank_); !done) return Fail(done.error());
+  bool told = rank_ != 0 || !options_.waiting;
+  const auto all_came = [&]() -> Result<bool> {
+    if (!told && Clock::now() - begin > kMeetingPatience) {
+      told = true;
+      options_.waiting(meeting_->Missing());
+    }
+    return meeting_->AllCame();
+  };
+  const auto met = Wait(all_came, begin, "the other ranks", kStorePause);
+  meeting_.reset();
+  return met;
 }
 
 void NcclJob::Close() {
@@ -235,7 +256,7 @@ Error NcclJob::AtOldest(const Error& failure) const {
 // Of a wait that has lasted `waited` seconds.
 Result<void> NcclJob::CheckWait(double waited, std::string_view who) {
   if (waited > limit_.seconds()) {
-    return Fail(RankWaitedTooLong(rank_, limit_, who));
+    return Fail(RankWaitedTooLong(rank_, limit_, Named(who)));
   }
   // Without a task there is no step that this rank could end first.
   const bool may_stop =
@@ -246,6 +267,11 @@ Result<void> NcclJob::CheckWait(double waited, std::string_view who) {
   }
   if (waited > options_.patience.seconds()) return TellOfStall(who);
   return {};
+}
+
+// Who is waited for, by name where ranks meet.
+std::string NcclJob::Named(std::string_view who) {
+  return meeting_ ? meeting_->Missing() : std::string(who);
 }
 
 // Where several ranks wait the first to come to the store tells of it. Where
@@ -260,7 +286,7 @@ Result<void> NcclJob::TellOfStall(std::string_view who) {
   if (!tellers) return Fail(tellers.error());
   if (*tellers) {
     stall_told_ = true;
-    if (**tellers == 1) tell(who);
+    if (**tellers == 1) tell(Named(who));
   } else if (!stall_asked_) {
     stall_asked_ = Clock::now();
   } else if (rank_ == 1 && Clock::now() - *stall_asked_ > kAnswerPatience) {

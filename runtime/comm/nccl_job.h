@@ -20,6 +20,7 @@
 #include "planner/base/units.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/in_flight.h"
+#include "runtime/comm/roll_call.h"
 #include "runtime/comm/store.h"
 #include "runtime/device/cuda_device.h"
 
@@ -41,6 +42,10 @@ class NcclJob {
   // may start apart, if that is longer than for an operation, until EndStart.
   // `push` is called in every wait and does not wait itself.
   Result<void> Open(std::function<Result<void>()> push);
+  // Waits until all ranks have called it. Rank 0 tells who has not
+  // (CommOptions::waiting), and so do a stall and the error of one that never
+  // does.
+  Result<void> Meet();
   // All ranks have come.
   void EndStart() { limit_ = options_.timeout; }
   // Closes the communicators, those of a job that is well with their peers.
@@ -104,6 +109,7 @@ class NcclJob {
   Error AtOldest(const Error& failure) const;
   Result<void> CheckWait(double waited, std::string_view who);
   Result<void> TellOfStall(std::string_view who);
+  std::string Named(std::string_view who);
   Result<std::string> GetWhenSet(const std::string& key, std::string_view who);
 
   const int rank_;
@@ -118,7 +124,8 @@ class NcclJob {
   std::string task_;
   std::function<Result<void>()> push_;
   std::optional<Error> failure_;
-  bool stall_told_ = false;  // by this rank, or it left that to another
+  std::optional<RollCall> meeting_;  // in Meet
+  bool stall_told_ = false;          // by this rank, or it left that to another
   std::optional<Clock::time_point> stall_asked_;  // without an answer at once
 
   std::vector<ncclComm_t> comms_;  // all

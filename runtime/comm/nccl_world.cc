@@ -68,6 +68,7 @@ Result<void> NcclWorld::Open() {
     return job_.Fail(Unavailable(
         Text("NCCL ", NcclVersion(), " is loaded: expected 2.27 or later")));
   }
+  TESSERA_RETURN_IF_ERROR(job_.Meet());
   std::vector<int> everyone(static_cast<size_t>(job_.size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   if (auto all = Group(everyone); !all) return all.error();

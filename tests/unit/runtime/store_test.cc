@@ -22,6 +22,7 @@
 #include "planner/base/rng.h"
 #include "runtime/comm/job_failure.h"
 #include "runtime/comm/peer_errors.h"
+#include "runtime/comm/roll_call.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/store_wire.h"
 #include "runtime/comm/text.h"
@@ -321,6 +322,42 @@ TEST(JobFailureTest, TheFirstOneIsTheJobs) {
   EXPECT_EQ((*zero)->Add(FailuresKey(prefix), 0).value(), 1);
   EXPECT_EQ(PublishFailure(**zero, prefix, 0, Unavailable("another failed")),
             RankFailed(1, first));
+}
+
+// Ranks 1, 4 and 2 of 16 come, then all others but 3, then that.
+TEST(RollCallTest, WhoHasNotComeIsNamed) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const auto store = Store::Open(LocalStore(socket, 0));
+  ASSERT_TRUE(store) << store.error().ToString();
+  RollCall call(**store, "came", 16);
+  // What Missing asked is answered behind what AllCame had asked before, of
+  // which the next call has the answer.
+  const auto all_came = [&] {
+    (void)call.AllCame();
+    (void)call.Missing();
+    return call.AllCame().value();
+  };
+  for (int rank : {1, 4, 2}) ASSERT_TRUE(call.Answer(rank));
+  EXPECT_EQ(call.Missing(), "ranks 0, 3, 5, 6, 7, 8, 9, 10 and 5 more");
+  for (int rank : {5, 6, 7, 8}) ASSERT_TRUE(call.Answer(rank));
+  EXPECT_EQ(call.Missing(), "ranks 0, 3, 9, 10, 11, 12, 13, 14 and 15");
+  for (int rank = 9; rank < 16; ++rank) ASSERT_TRUE(call.Answer(rank));
+  EXPECT_EQ(call.Missing(), "ranks 0 and 3");
+  ASSERT_TRUE(call.Answer(0));
+  EXPECT_EQ(call.Missing(), "rank 3");
+  EXPECT_FALSE(all_came());
+  ASSERT_TRUE(call.Answer(3));
+  EXPECT_EQ(call.Missing(), "the other ranks");
+  EXPECT_TRUE(all_came());
+}
+
+// Another meeting is another key's.
+TEST(RollCallTest, EachMeetingIsItsOwn) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  const auto store = Store::Open(LocalStore(socket, 0));
+  ASSERT_TRUE(store) << store.error().ToString();
+  ASSERT_TRUE(RollCall(**store, "1/came", 1).Answer(0));
+  EXPECT_EQ(RollCall(**store, "2/came", 1).Missing(), "rank 0");
 }
 
 TEST(StoreTest, PollDoesNotWait) {
