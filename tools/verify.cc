@@ -35,28 +35,13 @@ namespace {
 constexpr const char* kSteps = "6";
 
 // What of a search's command line says what is trained.
-constexpr std::array<std::string_view, 10> kOfTraining = {
-    "--model",   "--set",        "--data", "--global-batch",
-    "--seq-len", "--optimizer",  "--lr",   "--weight-decay",
-    "--clip",    "--end-of-text"};
-
-std::vector<std::string> TrainingArguments(
-    const std::vector<std::string>& arguments) {
-  std::vector<std::string> kept;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const std::string name = arguments[i].substr(0, arguments[i].find('='));
-    if (!name.starts_with("-")) continue;
-    const bool keeps =
-        std::ranges::find(kOfTraining, name) != kOfTraining.end();
-    const bool value_follows =
-        name == arguments[i] && !FlagNamed(name).value.empty();
-    if (keeps) kept.push_back(arguments[i]);
-    if (value_follows && ++i < arguments.size() && keeps) {
-      kept.push_back(arguments[i]);
-    }
-  }
-  return kept;
-}
+constexpr std::array<std::string_view, 11> kOfTraining = {
+    "--model",      "--set",
+    "--data",       "--global-batch",
+    "--seq-len",    "--optimizer",
+    "--lr",         "--weight-decay",
+    "--clip",       "--stochastic-rounding",
+    "--end-of-text"};
 
 // A folder of its own, removed with what is in it.
 class TemporaryFolder {
@@ -152,6 +137,24 @@ std::string BackendFor(const Cluster& cluster) {
 }
 
 }  // namespace
+
+std::vector<std::string> TrainingArguments(
+    const std::vector<std::string>& arguments) {
+  std::vector<std::string> kept;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string name = arguments[i].substr(0, arguments[i].find('='));
+    if (!name.starts_with("-")) continue;
+    const bool keeps =
+        std::ranges::find(kOfTraining, name) != kOfTraining.end();
+    const bool value_follows =
+        name == arguments[i] && !FlagNamed(name).value.empty();
+    if (keeps) kept.push_back(arguments[i]);
+    if (value_follows && ++i < arguments.size() && keeps) {
+      kept.push_back(arguments[i]);
+    }
+  }
+  return kept;
+}
 
 Result<void> CheckMeasurable(const Options& options, const Graph& graph,
                              const Cluster& cluster) {

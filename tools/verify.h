@@ -1,6 +1,9 @@
 #pragma once
 // Plans measured on this host.
 
+#include <string>
+#include <vector>
+
 #include "planner/base/result.h"
 #include "planner/base/units.h"
 #include "planner/ir/cluster.h"
@@ -9,6 +12,11 @@
 #include "tools/options.h"
 
 namespace tessera {
+
+// What of a search's `arguments` says what is trained, as 'tessera run' takes
+// it.
+std::vector<std::string> TrainingArguments(
+    const std::vector<std::string>& arguments);
 
 // That MeasureStep will have the devices and the data that it needs, as far as
 // that can be told before there is a plan.
