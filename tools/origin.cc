@@ -10,6 +10,7 @@
 
 #include "costmodel/profile/profile_io.h"
 #include "planner/base/file.h"
+#include "planner/base/threads.h"
 #include "profiler/machine.h"
 
 namespace tessera {
@@ -58,7 +59,10 @@ std::string ThreadsText(int threads) {
 ProfileOrigin OriginOf(int ranks, int threads, const std::string& devices) {
   Machine machine = ReadMachine();
   ProfileOrigin origin;
-  origin.host = machine.cpu + ", " + std::to_string(machine.cpus) + " cores";
+  // All of the host's: a launcher may bind this process to other cores, or
+  // fewer, than the next one.
+  origin.host =
+      machine.cpu + ", " + std::to_string(ReadHostCpus().online) + " cores";
   origin.date = Today();
   origin.libraries = "tessera's kernels, compiled by GCC " __VERSION__;
   if (!devices.empty()) {

@@ -43,6 +43,13 @@ done
   --profile "$work/learned.txtpb" --json >"$work/simulated.json" 2>/dev/null
 json 'j["sources"]["measured"] > 0.9' "$work/simulated.json" >/dev/null
 
+# Bound to one of its cores it is the same host.
+one=$(taskset -cp $$ | sed 's/.*: //; s/[-,].*//')
+taskset -c "$one" "$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 \
+  --strategy tp=2,mbs=4 --profile "$work/learned.txtpb" >/dev/null \
+  2>"$work/err"
+! grep "was measured on" "$work/err" || fail "a host is another one where bound"
+
 # Of the cores of another host, which this one's run or prediction is not of.
 other="learned.txtpb: was measured on 'another', and this is '.* cores'"
 for host in here another; do
