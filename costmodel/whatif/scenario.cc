@@ -277,7 +277,7 @@ Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
   }
   TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
   const Dimension wanted = bandwidth ? Dimension::kBandwidth : Dimension::kTime;
-  if (amount.dimension != wanted && amount.dimension != Dimension::kFactor) {
+  if (!IsOf(amount, wanted) && amount.dimension != Dimension::kFactor) {
     return InvalidInput("'" + setting.value + "' is not " +
                         std::string(Expected(wanted)));
   }
@@ -310,7 +310,7 @@ Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
 
 Result<void> ApplyFlops(const Setting& setting, Cluster& cluster) {
   TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
-  if (amount.dimension != Dimension::kFlops &&
+  if (!IsOf(amount, Dimension::kFlops) &&
       amount.dimension != Dimension::kFactor) {
     return InvalidInput("'" + setting.value + "' is not " +
                         std::string(Expected(Dimension::kFlops)));

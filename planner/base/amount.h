@@ -42,6 +42,12 @@ Result<std::vector<Amount>> ParseAmounts(std::string_view text);
 // Of a count of tokens or parameters: "300B", "1.5T", "7e9".
 Result<double> ParseCount(std::string_view text);
 
+// Whether it is one of a dimension that has a unit, or 0, which needs none.
+inline bool IsOf(const Amount& amount, Dimension dimension) {
+  return amount.dimension == dimension ||
+         (amount.dimension == Dimension::kNumber && amount.value == 0);
+}
+
 // "a bandwidth such as 25GB/s or 200Gb/s", for errors.
 std::string_view Expected(Dimension dimension);
 

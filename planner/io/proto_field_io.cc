@@ -131,13 +131,22 @@ Result<std::vector<int>> Select(const Message& message,
   return UnknownName("element", selector, known);
 }
 
+// Whether it is the number of an element of a list ("device_types[0].host"),
+// of which there is no multiple. What is counted has factors.
+bool IsIndex(const FieldDescriptor& field) {
+  return field.cpp_type() == FieldDescriptor::CPPTYPE_INT32 &&
+         field.name() != "multiprocessors";
+}
+
 // The number that `amount` makes of `before`; of a field that counts a whole
 // one. Bytes and what a factor gives are rounded.
 Result<double> NumberOf(const FieldDescriptor& field, const Amount& amount,
                         double before) {
-  if (amount.dimension == Dimension::kFactor) return before * amount.value;
+  if (amount.dimension == Dimension::kFactor && !IsIndex(field)) {
+    return before * amount.value;
+  }
   const Dimension dimension = DimensionOf(field);
-  if (amount.dimension != dimension) {
+  if (!IsOf(amount, dimension)) {
     return InvalidInput("'" + amount.text + "' is not " +
                         std::string(Expected(dimension)));
   }

@@ -394,8 +394,13 @@ std::vector<Error> Validate(const Cluster& cluster) {
   for (size_t i = 0; i < cluster.device_types.size(); ++i) {
     const DeviceType& type = cluster.device_types[i];
     CheckDeviceType(type, Indexed("device_types", i), problems);
-    problems.RequireIndex(type.host, std::max<size_t>(1, cluster.hosts.size()),
-                          Indexed("device_types", i) + ".host");
+    const std::string host = Indexed("device_types", i) + ".host";
+    if (!cluster.hosts.empty()) {
+      problems.RequireIndex(type.host, cluster.hosts.size(), host);
+    } else if (type.host != 0) {
+      problems.Add(host, "is " + std::to_string(type.host) +
+                             ", but there are no figures of hosts");
+    }
   }
   for (size_t i = 0; i < cluster.link_types.size(); ++i) {
     CheckLinkType(cluster.link_types[i], Indexed("link_types", i), problems);

@@ -96,6 +96,12 @@ TEST(ClusterFields, WrongUnitsAndValues) {
               HasSubstr("not a size such as"));
   EXPECT_THAT(ErrorOf("link_types.bandwidth", "80GB"),
               HasSubstr("not a bandwidth such as"));
+  // 0 needs no unit, an index has no multiples.
+  EXPECT_EQ(With("host[0].storage", "0")->hosts[0].storage, Bytes{});
+  EXPECT_THAT(ErrorOf("device_types.host", "1.1x"),
+              HasSubstr("'1.1x' is not a number without a unit"));
+  EXPECT_EQ(ErrorOf("device_types[0].host", "1"),
+            "device_types[0].host: is 1, must be in [0, 1)");
   // What is counted is whole, bytes are rounded, and so is what a factor gives:
   // 1.001 times 108 multiprocessors.
   EXPECT_EQ(ErrorOf("device_types[0].multiprocessors", "54.4"),

@@ -100,6 +100,15 @@ TEST(ClusterValidate, NamesEachMistake) {
   }
 }
 
+TEST(ClusterValidate, WithoutHostsNoneIsNumbered) {
+  Cluster cluster = TwoNodes();
+  cluster.hosts.clear();
+  cluster.device_types[0].host = 1;
+  ASSERT_THAT(Places(cluster), ::testing::ElementsAre("device_types[0].host"));
+  EXPECT_EQ(Validate(cluster)[0].message,
+            "is 1, but there are no figures of hosts");
+}
+
 // The bound is in the message, and the bound itself is valid.
 TEST(ClusterValidate, BoundsFigures) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -234,7 +234,10 @@ TEST(Scenario, FlopsAreOf16BitProductsAndScaleTheOthers) {
   EXPECT_DOUBLE_EQ(faster.peak_bf16.value, 624e12);
   EXPECT_NEAR(faster.peak_fp32.value / usual.peak_fp32.value,
               624e12 / usual.peak_bf16.value, 1e-12);
-  EXPECT_THAT(ErrorOf({{"device.flops", "0x"}}), HasSubstr("not positive"));
+  for (const char* nothing : {"0x", "0"}) {
+    EXPECT_THAT(ErrorOf({{"device.flops", nothing}}),
+                HasSubstr("not positive"));
+  }
 }
 
 TEST(Scenario, FabricByClassInBitsOrBytesOrTimes) {
@@ -251,6 +254,9 @@ TEST(Scenario, FabricByClassInBitsOrBytesOrTimes) {
   EXPECT_EQ(
       ReferenceLink(twice.cluster, LinkClass::kIntra)->start.picoseconds,
       2 * ReferenceLink(base.cluster, LinkClass::kIntra)->start.picoseconds);
+  const Case none = Made({{"fabric.inter.latency", "0"}});
+  EXPECT_EQ(ReferenceLink(none.cluster, LinkClass::kInter)->latency,
+            Duration{});
   const Case alone = Made({{"nodes", "1"}, {"fabric.inter.latency", "2x"}});
   EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("no such links")));
 }
