@@ -200,6 +200,8 @@ std::vector<NodeId> HomesOfWeights(const GraphIndex& index,
   return homes;
 }
 
+// A stage without axes is held, too: such a weight has nothing to cut (experts
+// of which every rank has others), and `*=zero:1` does not mean it.
 bool HasZero(const GraphIndex& index, const Plan& plan,
              const std::vector<NodeId>& nodes, int value) {
   bool all = true;
