@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <iostream>
 #include <map>
 #include <optional>
 #include <set>
@@ -174,6 +175,15 @@ class WeightWriter {
     }
     // The index, by which these are known, behind them.
     for (const fs::path& file : remains.unplaced) fs::remove(file, code);
+    if (!remains.placed.empty()) {
+      const size_t others = remains.placed.size() - 1;
+      std::cerr << "tessera: " + files_.folder + ": removed " +
+                       *remains.placed.begin() +
+                       (others == 0 ? std::string()
+                                    : " and " + std::to_string(others) +
+                                          " more files of weights") +
+                       ", of an export that was killed before its index\n";
+    }
     // Files stay open until they are put in place.
     RaiseDescriptorLimit(static_cast<int64_t>(file_of_.back()) + 1);
     return {};

@@ -38,7 +38,8 @@ Result<void> CheckHasNoWeights(const std::string& folder);
 // where there are weights already (at the end, too: two runs may write at
 // once), a file cannot be written, or a weight is not finite in the files'
 // type, nothing of this is left, and all return the error, or false. A run that
-// is killed is not in the next one's way, which removes what it has left.
+// is killed is not in the next one's way, which removes what it has left, and
+// says on standard error what of that had its name.
 Result<bool> SaveWeights(const WeightFiles& files, const Graph& graph,
                          RankExecutor& executor, Communicator& all);
 

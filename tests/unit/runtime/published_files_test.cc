@@ -429,14 +429,22 @@ TEST_F(PublishedFilesTest, AnExportThatWasKilledIsNotInTheWay) {
     if (WEXITSTATUS(status) == 0) break;
     ASSERT_EQ(WEXITSTATUS(status), kKilled);
     if (!std::filesystem::exists(index)) {
+      int named = 0;
       for (const auto& entry : std::filesystem::directory_iterator(back_)) {
-        blocking += entry.path().extension() == ".safetensors" ? 1 : 0;
+        named += entry.path().extension() == ".safetensors" ? 1 : 0;
       }
+      blocking += named;
       EXPECT_TRUE(CheckHasNoWeights(back_).has_value());
       // As many files, or fewer.
       if (fsyncs % 2 == 0) run.export_file_bytes = {4000};
+      ::testing::internal::CaptureStderr();
       const auto again = TrainTiny(graph, *tasks, data, run);
+      const std::string said = ::testing::internal::GetCapturedStderr();
       ASSERT_TRUE(again.has_value()) << again.error().ToString();
+      // What had its name is told of.
+      EXPECT_EQ(said.find(back_ + ": removed model-00001-of-") != said.npos,
+                named > 0)
+          << said;
     }
     std::set<std::string> expected = {"model.safetensors.index.json"};
     const auto read = ReadJson(index);
