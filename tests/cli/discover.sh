@@ -44,15 +44,12 @@ for folder in /no/such/folder "$work/out" /proc; do
 done
 
 # Under a launcher it says for whom it waits.
-export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000)) WORLD_SIZE=2
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$free_port WORLD_SIZE=2
 rm "$work/stderr"
 RANK=0 LOCAL_RANK=0 "$tessera" discover --nproc 2 >"$work/out" \
   2>"$work/stderr" &
 job=$!
-for _ in $(seq 300); do
-  if [[ -s $work/stderr ]]; then break; fi
-  sleep 0.1
-done
+await test -s "$work/stderr"
 RANK=1 LOCAL_RANK=1 "$tessera" discover --nproc 2 >/dev/null
 wait $job || fail "discover with another rank: $(cat "$work/stderr")"
 [[ $(cat "$work/stderr") == "tessera: waiting for rank 1" ]] ||

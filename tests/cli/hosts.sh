@@ -72,13 +72,11 @@ ssh_job --load "$work/none" >"$work/out" 2>&1 || code=$?
 [[ $code == 2 ]] || fail "exit code $code of a failed job: $(cat "$work/out")"
 
 # Ctrl-C at the launcher: a checkpoint, and 130.
+: >"$work/out" # before the job does it
 SSH="$work/ssh" MASTER_ADDR=10.77.0.1 "$examples/launch/ssh.sh" "$a,$b" 2 \
   "${job[@]}" --steps 1000000 --save "$work/saved.st" >"$work/out" 2>&1 &
 launcher=$!
-for _ in $(seq 300); do
-  grep -q ": step " "$work/out" && break
-  sleep 0.1
-done
+await grep -q ": step " "$work/out"
 kill -TERM $launcher
 code=0
 wait $launcher || code=$?

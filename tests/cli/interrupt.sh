@@ -5,13 +5,7 @@
 source "$(dirname "$0")/lib.bash"
 long=("${tiny[@]}" "${text[@]}" --steps 100000)
 
-await_step() {
-  for _ in $(seq 300); do
-    if grep -q "^step $1 " "$work/stdout"; then return; fi
-    sleep 0.1
-  done
-  fail "no step $1: $(cat "$work/stderr")"
-}
+await_step() { await grep -q "^step $1 " "$work/stdout"; }
 
 # Of our launcher.
 : >"$work/stdout"
@@ -33,7 +27,7 @@ wait $job || code=$?
 # Of a script that starts ranks: it and they are one group, as of a service.
 : >"$work/stdout"
 NODES=1 NODE_RANK=0 MASTER_ADDR=127.0.0.1 \
-  MASTER_PORT=$((20000 + $$ % 10000)) setsid "$examples/launch/ranks.sh" 2 \
+  MASTER_PORT=$free_port setsid "$examples/launch/ranks.sh" 2 \
   "$tessera" run "${long[@]}" --save "$work/script" >"$work/stdout" \
   2>"$work/stderr" &
 job=$!
@@ -69,15 +63,12 @@ head -c 65536 /dev/zero >&3
 ranks=()
 for rank in 0 1; do
   RANK=$rank WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
-    MASTER_PORT=$((20000 + ($$ + 2) % 10000)) \
+    MASTER_PORT=$((free_port + 1)) \
     "$tessera" run "${long[@]}" --log "$work/log" --trace "$work/last.json" \
     --json >&3 2>"$work/stderr$rank" &
   ranks+=($!)
 done
-for _ in $(seq 300); do
-  if [[ -s $work/log ]]; then break; fi
-  sleep 0.1
-done
+await test -s "$work/log"
 kill -TERM "${ranks[@]}"
 sleep 2
 [[ $(jobs -rp | wc -l) == 2 ]] || fail "rank 1 did not wait for rank 0's report"
@@ -99,15 +90,13 @@ for verb in run profile; do
   if [[ $verb == profile ]]; then
     more=(--cluster local-cpu:2 -o "$work/waits.profile.pb")
   fi
+  : >"$work/stderr" # before the job does it
   RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
-    MASTER_PORT=$((20000 + ($$ + 1) % 10000)) \
+    MASTER_PORT=$((free_port + 2)) \
     "$tessera" $verb "${tiny[@]}" "${more[@]}" >"$work/stdout" \
     2>"$work/stderr" &
   job=$!
-  for _ in $(seq 300); do
-    if grep -q "waiting for rank 1" "$work/stderr"; then break; fi
-    sleep 0.1
-  done
+  await grep -q "waiting for rank 1" "$work/stderr"
   kill -INT $job
   code=0
   wait $job || code=$?

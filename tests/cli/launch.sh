@@ -54,11 +54,11 @@ b: 3/4 1/2 a") || fail "other places"
 # A host that is not reached ends the others, and so does a rank that fails,
 # whose exit code is the job's.
 code=0
-timeout 60 "$examples/launch/ssh.sh" a,lost,b 2 sleep 300 || code=$?
+timeout 120 "$examples/launch/ssh.sh" a,lost,b 2 sleep 300 || code=$?
 [[ $code == 255 ]] || fail "exit code $code with a host that is lost"
 code=0
 # shellcheck disable=SC2016
-timeout 60 "$examples/launch/ssh.sh" a,b 2 bash -c \
+timeout 120 "$examples/launch/ssh.sh" a,b 2 bash -c \
   '((RANK != 1)) || exit 7; exec sleep 300' || code=$?
 [[ $code == 7 ]] || fail "exit code $code with a rank that fails"
 
@@ -80,10 +80,8 @@ SSH='' PATH=$work/bin:$PATH "$examples/launch/ssh.sh" a,b 2 bash -c \
    echo $RANK begins
    for _ in $(seq 300); do sleep 0.1; done' >"$work/out" 2>&1 &
 job=$!
-for _ in $(seq 300); do
-  if [[ $(grep -c begins "$work/out") == 4 ]]; then break; fi
-  sleep 0.1
-done
+all_begin() { [[ $(grep -c begins "$work/out") == 4 ]]; }
+await all_begin
 kill -TERM $job
 code=0
 wait $job || code=$?
@@ -109,7 +107,7 @@ cat >"$work/early" <<'EARLY'
 EARLY
 code=0
 # shellcheck disable=SC2016
-SSH='' PATH=$work/bin:$PATH BASH_ENV=$work/early timeout 60 \
+SSH='' PATH=$work/bin:$PATH BASH_ENV=$work/early timeout 120 \
   "$examples/launch/ssh.sh" a,b 2 bash -c \
   'trap "echo $RANK has saved; exit 130" TERM
    for _ in $(seq 300); do sleep 0.1; done' >"$work/out" 2>&1 || code=$?
@@ -122,7 +120,7 @@ cat >"$work/early" <<'EARLY'
 trap '[[ $BASH_COMMAND != "pids+="* ]] || { trap - DEBUG; kill -TERM $$; }' DEBUG
 EARLY
 code=0
-NODES=1 NODE_RANK=0 MASTER_ADDR=a BASH_ENV=$work/early timeout 60 \
+NODES=1 NODE_RANK=0 MASTER_ADDR=a BASH_ENV=$work/early timeout 120 \
   "$examples/launch/ranks.sh" 2 sleep 90 || code=$?
 [[ $code == 143 ]] || fail "exit code $code of a job that is ended early"
 
@@ -138,12 +136,13 @@ done
 # Ranks that are told to end do so in their own time: none is told twice.
 code=0
 # shellcheck disable=SC2016
-NODES=1 NODE_RANK=0 MASTER_ADDR=a timeout 60 "$examples/launch/ranks.sh" 3 \
+NODES=1 NODE_RANK=0 MASTER_ADDR=a timeout 120 "$examples/launch/ranks.sh" 3 \
   bash -c 'case $RANK in
-    0) sleep 0.5; exit 4 ;;
+    0) until [[ -e $0.1 && -e $0.2 ]]; do sleep 0.1; done; exit 4 ;;
     1) trap "exit 130" TERM ;;
     2) trap "echo told >>\"$0\"" TERM ;;
   esac
+  : >"$0.$RANK"
   for _ in $(seq 20); do sleep 0.1; done' "$work/told" || code=$?
 [[ $code == 4 ]] || fail "exit code $code of a rank that ends with 4"
 [[ $(wc -l <"$work/told") == 1 ]] || fail "told $(wc -l <"$work/told") times"

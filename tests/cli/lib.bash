@@ -5,7 +5,9 @@ set -euo pipefail
 tessera=${TESSERA_BINARY:?the binary under test}
 examples=${TESSERA_EXAMPLES:?the folder examples/}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# What a test that fails has started would go on for long.
+# shellcheck disable=SC2046 # a word for each
+trap 'kill -KILL $(jobs -rp) 2>/dev/null || true; rm -rf "$work"' EXIT
 
 # A small model, and its text.
 # shellcheck disable=SC2034 # for the tests
@@ -18,6 +20,21 @@ fail() {
   echo "FAILED: $*" >&2
   exit 1
 }
+
+# await COMMAND…: until COMMAND succeeds; longer than any machine needs.
+await() {
+  for _ in $(seq 1800); do
+    if "$@"; then return; fi
+    sleep 0.1
+  done
+  fail "awaited in vain: $* ($(cat "$work"/*err* 2>/dev/null))"
+}
+
+# For rank 0 to listen on, as are the next three: tests beside this one, whose
+# processes have other numbers, have others, and the system gives none of them to
+# who connects.
+# shellcheck disable=SC2034
+free_port=$((20000 + 4 * ($$ % 2500)))
 
 # What a slow machine says before the first step is no error.
 drop_progress() { sed -i '/^tessera: initialising /d' "$work/stderr"; }

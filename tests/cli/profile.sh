@@ -94,10 +94,7 @@ fails 1 "--time-limit: there was no time for any of [0-9]+ sizes" \
 # end.
 "${profile[@]}" --time-limit 100000 >/dev/null 2>&1 &
 job=$!
-for _ in $(seq 300); do
-  if [[ -e $work/y.json ]]; then break; fi
-  sleep 0.1
-done
+await test -e "$work/y.json"
 kill -KILL $job
 wait $job || true
 rows "$work/y.json" >"$work/before"
@@ -114,15 +111,12 @@ rows "$work/y.json" | cmp - "$work/after" || fail "rows changed"
 # Rank 0 alone reads and writes the file: other ranks' hosts need not have its
 # folder. Where rank 0 cannot write it, which it says once all have come, the
 # others end for that.
-export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000))
+export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$free_port
 rank=(profile "${tiny[@]}" --cluster local-cpu:2 --strategy "tp=2,mbs=4"
   --time-limit 1000)
 RANK=0 "$tessera" "${rank[@]}" -o "$work/first/z.json" >/dev/null 2>"$work/err0" &
 job=$!
-for _ in $(seq 300); do
-  if grep -q "waiting for rank 1" "$work/err0"; then break; fi
-  sleep 0.1
-done
+await grep -qs "waiting for rank 1" "$work/err0"
 RANK=1 fails 1 "rank 0 aborted: .*z.json" "${rank[@]}" -o "$work/second/z.json"
 code=0
 wait $job || code=$?
@@ -183,16 +177,13 @@ grep -q "$other" "$work/err" || fail "other threads: $(cat "$work/err")"
 "$tessera" profile --cluster local-cpu:2 -o "$work/z.pb" --json \
   >"$work/out.json" 2>"$work/stderr" &
 job=$!
-for _ in $(seq 100); do
-  if [[ -e $work/z.pb ]]; then break; fi
-  sleep 0.1
-done
+await test -e "$work/z.pb"
 kill -INT $job
 start=$SECONDS
 code=0
 wait $job || code=$?
 [[ $code == 130 ]] || fail "exit code $code for an interrupted profile"
-((SECONDS - start <= 5)) || fail "took $((SECONDS - start)) s to end"
+((SECONDS - start <= 30)) || fail "took $((SECONDS - start)) s to end"
 grep -q "interrupted: $work/z.pb has [1-9].* are missing" "$work/stderr" ||
   fail "not told what is left: $(cat "$work/stderr")"
 json 'j["interrupted"] and j["rows"] > 0 and j["left_out"] > 0' \

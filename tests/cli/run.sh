@@ -109,7 +109,7 @@ END
 
 # Ranks started by others: torchrun's variables. Only rank 0 writes: the others'
 # hosts need not have the folders.
-export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000)) WORLD_SIZE=2
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$free_port WORLD_SIZE=2
 writing() {
   echo --save "$1/save" --keep-checkpoints 2 --log "$1/log" \
     --trace "$1/trace" --learn "$1/learn.pb"
@@ -182,10 +182,7 @@ cat "$examples/data/gpl-3.txt" >"$work/cut.txt"
 "$tessera" run "${tiny[@]}" --data "$work/cut.txt" --steps 100000 --nproc 2 \
   >"$work/stdout" 2>"$work/stderr" &
 job=$!
-for _ in $(seq 300); do
-  if grep -q "^step 2 " "$work/stdout"; then break; fi
-  sleep 0.1
-done
+await grep -q "^step 2 " "$work/stdout"
 truncate -s 0 "$work/cut.txt"
 code=0
 wait $job || code=$?
@@ -199,17 +196,14 @@ grep -Eq "cut.txt: has become shorter while it was read: 0 bytes of|signal 7" \
 "$tessera" run "${long[@]}" --nproc 3 \
   --strategy dp=1,tp=3 >"$work/stdout" 2>"$work/stderr" &
 job=$!
-for _ in $(seq 300); do
-  if grep -q "^step 2 " "$work/stdout"; then break; fi
-  sleep 0.1
-done
+await grep -q "^step 2 " "$work/stdout"
 ranks=$(pgrep -P $job)
 [[ $(wc -w <<<"$ranks") == 3 ]] || fail "expected 3 ranks: $ranks"
 start=$SECONDS
 kill -KILL "$(sed -n 2p <<<"$ranks")"
 code=0
 wait $job || code=$?
-((SECONDS - start <= 10)) || fail "took $((SECONDS - start)) s to end"
+((SECONDS - start <= 60)) || fail "took $((SECONDS - start)) s to end"
 drop_progress
 [[ $code == 1 ]] || fail "exit code $code for a killed rank"
 [[ $(wc -l <"$work/stderr") == 1 ]] || fail "lines: $(cat "$work/stderr")"
@@ -225,21 +219,13 @@ done
 "$tessera" run "${long[@]}" --nproc 2 \
   >"$work/stdout" 2>"$work/stderr" &
 job=$!
-await_step() {
-  for _ in $(seq 300); do
-    if grep -q "^step $1 " "$work/stdout"; then return; fi
-    sleep 0.1
-  done
-  fail "no step $1"
+await_step() { await grep -q "^step $1 " "$work/stdout"; }
+stopped() {
+  [[ $(ps -o state= --pid $job --ppid $job | tr -d '\n') == TTT ]]
 }
-states() { ps -o state= --pid $job --ppid $job | tr -d '\n'; }
 await_step 2
 kill -TSTP $job
-for _ in $(seq 300); do
-  if [[ $(states) == TTT ]]; then break; fi
-  sleep 0.1
-done
-[[ $(states) == TTT ]] || fail "still running: $(states)"
+await stopped
 stopped=$(sed -n 's/^step \([0-9]*\) .*/\1/p' "$work/stdout" | tail -1)
 kill -CONT $job
 await_step $((stopped + 2))
@@ -307,10 +293,7 @@ cmp "$work/good.safetensors" "$work/kept.safetensors" || fail "not kept"
 "$tessera" run "${long[@]}" --nproc 2 --save "$work/hangup.safetensors" \
   >"$work/stdout" 2>"$work/stderr" &
 job=$!
-for _ in $(seq 300); do
-  if grep -q "^step 2 " "$work/stdout"; then break; fi
-  sleep 0.1
-done
+await grep -q "^step 2 " "$work/stdout"
 kill -HUP $job
 code=0
 wait $job || code=$?

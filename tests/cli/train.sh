@@ -139,14 +139,12 @@ mkdir "$work/killed"
 for seconds in 0 0.07 0.13 0.21; do
   load=()
   [[ ! -f $work/killed/x ]] || load=(--load "$work/killed/x")
+  : >"$work/stdout" # before the job does it
   "$tessera" run "${one[@]}" --steps 100000 --save-every 1 "${load[@]}" \
     --save "$work/killed/x" --keep-checkpoints 3 >"$work/stdout" \
     2>"$work/stderr" &
   job=$!
-  for _ in $(seq 300); do
-    if grep -q "^step [0-9]*[2-9] " "$work/stdout"; then break; fi
-    sleep 0.1
-  done
+  await grep -q "^step [0-9]*[2-9] " "$work/stdout"
   sleep "$seconds"
   kill -KILL $job
   { wait $job; } 2>/dev/null || true
@@ -168,10 +166,7 @@ mkdir "$work/writing"
 "$tessera" run "${tiny[@]}" "${text[@]}" --nproc 2 --steps 1000000 \
   --save "$work/writing/x" >"$work/stdout.0" 2>"$work/stderr.0" &
 job=$!
-for _ in $(seq 300); do
-  if grep -q "^step 2 " "$work/stdout.0"; then break; fi
-  sleep 0.1
-done
+await grep -q "^step 2 " "$work/stdout.0"
 for ranks in 1 2; do
   fails 2 "--save: $work/writing/x: another process writes it \(and has locked \
 '$work/writing/x.lock'\)$" \
@@ -500,13 +495,11 @@ json 'j["first_step"] in (None, 3)' "$work/none.json" >/dev/null
 
 # Ctrl-C, with and without a place for the checkpoint.
 interrupt() {
+  : >"$work/stdout" # before the job does it
   "$tessera" run "${tiny[@]}" "${text[@]}" --steps 100000 --nproc 2 "$@" \
     >"$work/stdout" 2>"$work/stderr" &
   local job=$!
-  for _ in $(seq 300); do
-    if grep -q "^step 2 " "$work/stdout"; then break; fi
-    sleep 0.1
-  done
+  await grep -q "^step 2 " "$work/stdout"
   kill -INT $job
   local code=0
   wait $job || code=$?
