@@ -150,10 +150,44 @@ void Insert(Branch& root, const PciPlace& place, VertexId vertex) {
   at->here.push_back(vertex);
 }
 
-// Builds one node of the cluster.
+// The NVLink domain that all GPUs of a host are in; empty: none.
+std::string DomainOf(const Machine& machine) {
+  if (machine.gpus.empty()) return "";
+  const std::string& domain = machine.gpus.front().nvlink_domain;
+  const bool together =
+      std::ranges::all_of(machine.gpus, [&](const FoundGpu& gpu) {
+        return gpu.switch_links > 0 && gpu.nvlink_domain == domain;
+      });
+  return together ? domain : "";
+}
+
+// How many hosts, from the first on, are one node: those of its NVLink domain,
+// with no more GPUs than the system has that they are usually in (a host that
+// is described once for many has one domain).
+size_t HostsOfNode(std::span<const Machine> machines) {
+  const std::string domain = DomainOf(machines[0]);
+  if (domain.empty()) return 1;
+  const KnownGpu* const known = FindGpu(machines[0].gpus.front().name);
+  if (known == nullptr) return 1;
+  const auto system =
+      std::ranges::find(Topologies(), known->topology, &Topology::name);
+  const auto most = static_cast<size_t>(system->gpus_per_node);
+  size_t gpus = 0;
+  size_t hosts = 0;
+  for (const Machine& machine : machines) {
+    gpus += machine.gpus.size();
+    if (hosts > 0 && (DomainOf(machine) != domain || gpus > most)) break;
+    ++hosts;
+  }
+  return hosts;
+}
+
+// Builds one node of the cluster, host by host.
 class NodeBuilder {
  public:
-  NodeBuilder(Cluster& cluster, int node) : cluster_(cluster), node_(node) {}
+  // `host` is the index of Cluster::hosts.
+  NodeBuilder(Cluster& cluster, int node, int host)
+      : cluster_(cluster), node_(node), host_(host) {}
 
   Result<void> AddGpus(const Machine& machine) {
     std::vector<const KnownGpu*> known;
@@ -163,9 +197,9 @@ class NodeBuilder {
       TESSERA_TRY(known.emplace_back(), KnownGpuNamed(gpu.name));
       DeviceType type = DeviceTypeNamed(known.back()->device);
       type.memory = UsableMemory(gpu.memory);
-      const DeviceId id =
-          AddDevice(cluster_, UseDeviceType(cluster_, type), node_,
-                    InNode(node_, "gpu", static_cast<int>(g)));
+      type.host = host_;
+      const DeviceId id = AddDevice(cluster_, UseDeviceType(cluster_, type),
+                                    node_, InNode(node_, "gpu", gpus_++));
       vertices.push_back(cluster_.devices[id.index()].vertex);
       Hang(gpu.place, vertices.back());
     }
@@ -176,21 +210,21 @@ class NodeBuilder {
   // The vertices of the cards, in their order.
   std::vector<VertexId> AddNics(const std::vector<const FoundNic*>& nics) {
     std::vector<VertexId> vertices;
-    for (size_t i = 0; i < nics.size(); ++i) {
-      vertices.push_back(AddVertex(cluster_, VertexKind::kNic,
-                                   InNode(node_, "nic", static_cast<int>(i))));
-      Hang(nics[i]->place, vertices.back());
+    for (const FoundNic* nic : nics) {
+      vertices.push_back(
+          AddVertex(cluster_, VertexKind::kNic, InNode(node_, "nic", nics_++)));
+      Hang(nic->place, vertices.back());
     }
     return vertices;
   }
 
-  // The bridges of the PCIe tree that join several devices, and those of the
-  // NUMA nodes.
+  // The bridges of the PCIe tree that join several devices of a host, and those
+  // of its NUMA nodes. Behind it comes the next host.
   void AddBridges() {
     std::vector<VertexId> sockets;
     for (auto& [numa, roots] : roots_) {
-      sockets.push_back(
-          AddVertex(cluster_, VertexKind::kBridge, InNode(node_, "cpu", numa)));
+      sockets.push_back(AddVertex(cluster_, VertexKind::kBridge,
+                                  InNode(node_, "cpu", cpus_ + numa)));
       for (auto& [name, root] : roots) {
         for (const auto& [address, branch] : root.below) {
           Join(branch, sockets.back());
@@ -205,6 +239,8 @@ class NodeBuilder {
       Connect(cluster_, sockets[0], sockets[i],
               UseLinkType(cluster_, "socket"));
     }
+    cpus_ += roots_.rbegin()->first + 1;
+    roots_.clear();
   }
 
  private:
@@ -235,17 +271,16 @@ class NodeBuilder {
   void AddNvLinks(const Machine& machine,
                   const std::vector<const KnownGpu*>& known,
                   const std::vector<VertexId>& vertices) {
-    std::optional<VertexId> nvswitch;
     for (size_t g = 0; g < vertices.size(); ++g) {
       const FoundGpu& gpu = machine.gpus[g];
       if (known[g]->nvlinks == 0) continue;
       if (gpu.switch_links > 0) {
-        if (!nvswitch) {
-          nvswitch = AddVertex(cluster_, VertexKind::kSwitch,
-                               InNode(node_, "nvswitch"));
+        if (!nvswitch_) {
+          nvswitch_ = AddVertex(cluster_, VertexKind::kSwitch,
+                                InNode(node_, "nvswitch"));
         }
         Connect(
-            cluster_, vertices[g], *nvswitch,
+            cluster_, vertices[g], *nvswitch_,
             UseLinkType(cluster_, NvLink(*known[g], gpu.switch_links, false)));
       }
       for (size_t peer = g + 1; peer < gpu.peer_links.size(); ++peer) {
@@ -259,8 +294,14 @@ class NodeBuilder {
 
   Cluster& cluster_;
   const int node_;
-  // By NUMA node and the root's name.
+  const int host_;
+  std::optional<VertexId> nvswitch_;
+  // Of the host that is added, by NUMA node and the root's name.
   std::map<int, std::map<std::string, Branch>> roots_;
+  // Of all hosts so far.
+  int gpus_ = 0;
+  int nics_ = 0;
+  int cpus_ = 0;
   int bridges_ = 0;
 };
 
@@ -287,20 +328,24 @@ BytesPerSecond HostLink(const Machine& machine) {
   return least;
 }
 
-Host HostOfMachine(const Machine& machine, const HostSpeed& speed) {
+// What `machine` has, and others like it, `hosts` together.
+Host HostOfMachine(const Machine& machine, const HostSpeed& speed,
+                   size_t hosts = 1) {
+  const auto times = static_cast<double>(hosts);
   Host host;
   host.source = machine.host + ": memory of " + machine.cpu +
                 ", measured by copies of all cores";
-  host.memory = machine.memory;
+  if (hosts > 1) host.source = std::to_string(hosts) + " like " + host.source;
+  host.memory = {machine.memory.value * static_cast<int64_t>(hosts)};
   // A copied byte is read and written.
-  host.memory_bandwidth = speed.all_cores * 2;
+  host.memory_bandwidth = speed.all_cores * (2 * times);
   if (speed.storage) {
     host.source += std::string("; storage measured by ") +
                    (speed.storage->direct ? "direct" : "buffered") +
                    " reads and writes";
-    host.storage = speed.storage->free;
-    host.storage_read = speed.storage->read;
-    host.storage_write = speed.storage->write;
+    host.storage = {speed.storage->free.value * static_cast<int64_t>(hosts)};
+    host.storage_read = speed.storage->read * times;
+    host.storage_write = speed.storage->write * times;
   }
   return host;
 }
@@ -313,6 +358,9 @@ Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
   std::vector<std::vector<VertexId>> nics;
   std::map<std::string, int> counts;  // of GPUs, by name
   const std::vector<const FoundNic*> first = TrainingNics(machines[0]);
+  std::vector<size_t> sizes;  // of nodes in hosts, by index of Cluster::hosts
+  std::optional<NodeBuilder> node;
+  size_t next_node = 0;  // the host with which it begins
   for (size_t n = 0; n < machines.size(); ++n) {
     const Machine& machine = machines[n];
     if (machine.gpus.empty()) {
@@ -329,16 +377,25 @@ Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
               std::to_string(first.size()) + " on " + machines[0].host,
           machine.host);
     }
-    NodeBuilder node(cluster, static_cast<int>(n));
-    TESSERA_RETURN_IF_ERROR(node.AddGpus(machine));
-    nics.push_back(node.AddNics(cards));
-    node.AddBridges();
+    if (n == next_node) {
+      const size_t hosts = HostsOfNode(machines.subspan(n));
+      next_node += hosts;
+      const auto alike = std::ranges::find(sizes, hosts);
+      const auto host = static_cast<int>(alike - sizes.begin());
+      if (alike == sizes.end()) sizes.push_back(hosts);
+      node.emplace(cluster, cluster.num_nodes(), host);
+    }
+    TESSERA_RETURN_IF_ERROR(node->AddGpus(machine));
+    nics.push_back(node->AddNics(cards));
+    node->AddBridges();
   }
   if (machines.size() > 1) {
     ConnectRails(cluster, nics, UseLinkType(cluster, NicLink(*first.front())));
   }
-  cluster.hosts = {HostOfMachine(machines[0], speed)};
-  cluster.hosts[0].device_link = HostLink(machines[0]);
+  for (const size_t hosts : sizes) {
+    cluster.hosts.push_back(HostOfMachine(machines[0], speed, hosts));
+    cluster.hosts.back().device_link = HostLink(machines[0]);
+  }
   SetUpkeep("", cluster);  // no price: that depends on whose machine it is
   for (const auto& [name, count] : counts) {
     if (!cluster.name.empty()) cluster.name += ", ";
@@ -370,7 +427,7 @@ Cluster ClusterOfCores(const Machine& machine, int ranks,
 }
 
 std::vector<std::string> Assumptions(const Machine& machine, size_t hosts) {
-  std::vector<std::string> all;
+  std::vector<std::string> all = machine.warnings;
   for (size_t g = 0; g < machine.gpus.size(); ++g) {
     const auto& path = machine.gpus[g].place.path;
     if (path.empty() || path.back().lanes == 0 || path.back().generation == 0) {

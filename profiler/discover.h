@@ -23,14 +23,16 @@ struct HostSpeed {
 };
 
 // The GPUs of `machines`, a node for each; ranks in the order of the nodes and,
-// in a node, of its GPUs.
+// in a node, of its GPUs. Hosts that stand one behind the other and whose GPUs
+// are all of one NVLink domain (GB200 NVL72) are one node, as in the presets,
+// with what its hosts have together.
 //
 // Within a node: NVLinks to NVSwitches, which are one switch here, and between
 // GPUs; GPUs and network cards at their PCIe switches, these at the bridge of
-// their NUMA node, all bridges joined. Between nodes: the fastest cards of the
-// best kind (RDMA before Ethernet), card r of every node on leaf switch r,
-// without oversubscription: what the hosts cannot see. Latencies are the
-// presets'.
+// their NUMA node, all bridges of a host joined. Between hosts: the fastest
+// cards of the best kind (RDMA before Ethernet), card r of every host on leaf
+// switch r, without oversubscription: what the hosts cannot see. Latencies are
+// the presets'.
 //
 // Errors: kNotFound for a GPU that the tables do not know, naming those they
 // do; kInvalidInput for hosts without GPUs, and for several hosts whose cards
@@ -43,9 +45,9 @@ Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
 Cluster ClusterOfCores(const Machine& machine, int ranks,
                        const HostSpeed& speed);
 
-// What the cluster leaves to assumption though a machine would be expected to
-// say it, a sentence each: PCIe without a width and, where there are several
-// hosts, a card without a speed.
+// The machine's warnings, and what the cluster leaves to assumption though a
+// machine would be expected to say it, a sentence each: PCIe without a width
+// and, where there are several hosts, a card without a speed.
 std::vector<std::string> Assumptions(const Machine& machine, size_t hosts);
 
 }  // namespace tessera

@@ -36,6 +36,9 @@ struct FoundGpu {
   // Active NVLinks: to NVSwitches, and to each GPU of this host by its index.
   int switch_links = 0;
   std::vector<int> peer_links;
+  // The NVLink domain of several hosts that it is in; empty where its
+  // NVSwitches join this host's GPUs alone.
+  std::string nvlink_domain = {};
   bool operator==(const FoundGpu&) const = default;
 };
 
@@ -58,6 +61,9 @@ struct Machine {
   std::vector<FoundGpu> gpus;  // in the driver's order, which is CUDA's with
                                // CUDA_DEVICE_ORDER=PCI_BUS_ID
   std::vector<FoundNic> nics;  // with a link, RDMA first, by name
+  // Where the GPUs above are not those that there are, or that a program would
+  // have; a sentence each.
+  std::vector<std::string> warnings;
   bool operator==(const Machine&) const = default;
 };
 
@@ -79,7 +85,9 @@ std::string ProcessorName(const std::string& cpuinfo,
 PciPlace FindPciPlace(const std::string& root, const std::string& address);
 
 // Adds the GPUs that NVIDIA's management library `library` knows. No such
-// library: no GPUs, no error. kUnavailable where it is there and fails.
+// library: no GPUs, no error. kUnavailable where it is there and fails; one of
+// several GPUs that cannot be read is left out with a warning, and there is one
+// where CUDA_VISIBLE_DEVICES names fewer.
 Result<void> AddGpus(Machine& machine, const std::string& root = "",
                      const std::string& library = "libnvidia-ml.so.1");
 

@@ -34,6 +34,7 @@ proto::Machine ToProto(const Machine& machine) {
     ToProto(gpu.place, *row.mutable_place());
     row.set_switch_links(gpu.switch_links);
     for (const int links : gpu.peer_links) row.add_peer_links(links);
+    row.set_nvlink_domain(gpu.nvlink_domain);
   }
   for (const FoundNic& nic : machine.nics) {
     proto::FoundNic& row = *out.add_nics();
@@ -43,6 +44,7 @@ proto::Machine ToProto(const Machine& machine) {
     row.set_gigabits_per_second(nic.gigabits);
     ToProto(nic.place, *row.mutable_place());
   }
+  for (const std::string& text : machine.warnings) out.add_warnings(text);
   return out;
 }
 
@@ -66,17 +68,18 @@ Machine FromProto(const proto::Machine& in) {
   machine.memory = {in.memory_bytes()};
   machine.driver = in.driver();
   for (const proto::FoundGpu& row : in.gpus()) {
-    machine.gpus.push_back(
-        {row.name(),
-         {row.memory_bytes()},
-         FromProto(row.place()),
-         row.switch_links(),
-         {row.peer_links().begin(), row.peer_links().end()}});
+    machine.gpus.push_back({row.name(),
+                            {row.memory_bytes()},
+                            FromProto(row.place()),
+                            row.switch_links(),
+                            {row.peer_links().begin(), row.peer_links().end()},
+                            row.nvlink_domain()});
   }
   for (const proto::FoundNic& row : in.nics()) {
     machine.nics.push_back({row.name(), row.rdma(), row.infiniband(),
                             row.gigabits_per_second(), FromProto(row.place())});
   }
+  machine.warnings.assign(in.warnings().begin(), in.warnings().end());
   return machine;
 }
 

@@ -6,7 +6,11 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <optional>
+#include <string_view>
 
 #include "profiler/machine.h"
 
@@ -31,11 +35,21 @@ struct PciInfo {  // nvmlPciInfo_t
   char bus_id[32];
 };
 
-constexpr int kSuccess = 0;         // NVML_SUCCESS
-constexpr int kNotSupported = 3;    // NVML_ERROR_NOT_SUPPORTED
-constexpr unsigned kMaxLinks = 64;  // beyond any NVML_NVLINK_MAX_LINKS
-constexpr int kRemoteIsGpu = 0;     // NVML_NVLINK_DEVICE_TYPE_GPU
-constexpr int kRemoteIsSwitch = 2;  // NVML_NVLINK_DEVICE_TYPE_SWITCH
+struct FabricInfo {  // nvmlGpuFabricInfo_v2_t
+  unsigned version;
+  unsigned char cluster[16];
+  int status;
+  unsigned clique;
+  unsigned char state;
+  unsigned health;
+};
+
+constexpr int kSuccess = 0;          // NVML_SUCCESS
+constexpr int kNotSupported = 3;     // NVML_ERROR_NOT_SUPPORTED
+constexpr unsigned kMaxLinks = 64;   // beyond any NVML_NVLINK_MAX_LINKS
+constexpr int kFabricCompleted = 3;  // NVML_GPU_FABRIC_STATE_COMPLETED
+constexpr int kRemoteIsGpu = 0;      // NVML_NVLINK_DEVICE_TYPE_GPU
+constexpr int kRemoteIsSwitch = 2;   // NVML_NVLINK_DEVICE_TYPE_SWITCH
 
 struct CloseLibrary {
   void operator()(void* library) const { dlclose(library); }
@@ -54,6 +68,7 @@ struct Nvml {
   int (*link_state)(Handle device, unsigned link, unsigned* active);
   int (*remote_type)(Handle device, unsigned link, int* type);
   int (*remote_pci)(Handle device, unsigned link, PciInfo* info);
+  int (*fabric_info)(Handle device, FabricInfo* info);
 
   Result<void> Check(int code, const char* call) const {
     if (code == kSuccess) return {};
@@ -68,11 +83,12 @@ bool Find(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
-// The last two are absent from old drivers' libraries; NVLinks then stay
-// unknown.
+// The first three are absent from old drivers' libraries; NVLinks, or the hosts
+// that they join, then stay unknown.
 bool FindAll(void* library, Nvml& nvml) {
   Find(library, "nvmlDeviceGetNvLinkRemoteDeviceType", nvml.remote_type);
   Find(library, "nvmlDeviceGetNvLinkRemotePciInfo_v2", nvml.remote_pci);
+  Find(library, "nvmlDeviceGetGpuFabricInfoV", nvml.fabric_info);
   return Find(library, "nvmlInit_v2", nvml.init) &&
          Find(library, "nvmlShutdown", nvml.shutdown) &&
          Find(library, "nvmlErrorString", nvml.error_string) &&
@@ -113,6 +129,52 @@ void CountLinks(const Nvml& nvml, Handle device,
   }
 }
 
+// "" where there is none, or this driver does not say.
+std::string NvLinkDomain(const Nvml& nvml, Handle device) {
+  FabricInfo info = {};
+  info.version = sizeof(info) | (2u << 24);
+  if (nvml.fabric_info == nullptr ||
+      nvml.fabric_info(device, &info) != kSuccess ||
+      info.state != kFabricCompleted || info.status != kSuccess ||
+      std::ranges::all_of(info.cluster, [](auto byte) { return byte == 0; })) {
+    return "";
+  }
+  std::string text;
+  for (const unsigned char byte : info.cluster) {
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x", byte);
+    text += digits;
+  }
+  return text + "/" + std::to_string(info.clique);
+}
+
+// All but the links.
+Result<FoundGpu> ReadGpu(const Nvml& nvml, const std::string& root,
+                         const Machine& machine, unsigned index, Handle& handle,
+                         PciInfo& place) {
+  FoundGpu gpu;
+  char text[96] = {};
+  Memory memory = {};
+  TESSERA_RETURN_IF_ERROR(
+      nvml.Check(nvml.handle(index, &handle), "nvmlDeviceGetHandleByIndex"));
+  TESSERA_RETURN_IF_ERROR(
+      nvml.Check(nvml.name(handle, text, sizeof(text)), "nvmlDeviceGetName"));
+  const int sized = nvml.memory(handle, &memory);
+  if (sized != kNotSupported) {
+    TESSERA_RETURN_IF_ERROR(nvml.Check(sized, "nvmlDeviceGetMemoryInfo"));
+  }
+  TESSERA_RETURN_IF_ERROR(
+      nvml.Check(nvml.pci_info(handle, &place), "nvmlDeviceGetPciInfo"));
+  gpu.name = text;
+  // One that is part of the processor has no memory but the host's.
+  gpu.memory = sized == kNotSupported
+                   ? machine.memory
+                   : Bytes{static_cast<int64_t>(memory.total)};
+  gpu.place = FindPciPlace(root, place.bus_id);
+  gpu.nvlink_domain = NvLinkDomain(nvml, handle);
+  return gpu;
+}
+
 Result<void> ReadGpus(const Nvml& nvml, const std::string& root,
                       Machine& machine) {
   char text[96] = {};
@@ -121,33 +183,41 @@ Result<void> ReadGpus(const Nvml& nvml, const std::string& root,
   machine.driver = text;
   unsigned count = 0;
   TESSERA_RETURN_IF_ERROR(nvml.Check(nvml.count(&count), "nvmlDeviceGetCount"));
-  std::vector<Handle> handles(count);
-  std::vector<PciInfo> places(count);
+  std::vector<Handle> handles;
+  std::vector<PciInfo> places;
+  std::optional<Error> lost;
   for (unsigned i = 0; i < count; ++i) {
-    FoundGpu gpu;
-    Memory memory = {};
-    TESSERA_RETURN_IF_ERROR(
-        nvml.Check(nvml.handle(i, &handles[i]), "nvmlDeviceGetHandleByIndex"));
-    TESSERA_RETURN_IF_ERROR(nvml.Check(
-        nvml.name(handles[i], text, sizeof(text)), "nvmlDeviceGetName"));
-    const int sized = nvml.memory(handles[i], &memory);
-    if (sized != kNotSupported) {
-      TESSERA_RETURN_IF_ERROR(nvml.Check(sized, "nvmlDeviceGetMemoryInfo"));
+    Handle handle = nullptr;
+    PciInfo place = {};
+    auto gpu = ReadGpu(nvml, root, machine, i, handle, place);
+    if (!gpu) {
+      machine.warnings.push_back("GPU " + std::to_string(i) +
+                                 " is left out: " + gpu.error().message);
+      lost = gpu.error();
+      continue;
     }
-    TESSERA_RETURN_IF_ERROR(nvml.Check(nvml.pci_info(handles[i], &places[i]),
-                                       "nvmlDeviceGetPciInfo"));
-    gpu.name = text;
-    // One that is part of the processor has no memory but the host's.
-    gpu.memory = sized == kNotSupported
-                     ? machine.memory
-                     : Bytes{static_cast<int64_t>(memory.total)};
-    gpu.place = FindPciPlace(root, places[i].bus_id);
-    machine.gpus.push_back(std::move(gpu));
+    machine.gpus.push_back(*std::move(gpu));
+    handles.push_back(handle);
+    places.push_back(place);
   }
-  for (unsigned i = 0; i < count; ++i) {
-    CountLinks(nvml, handles[i], places, machine.gpus[i]);
+  if (lost && machine.gpus.empty()) return *lost;
+  for (size_t g = 0; g < handles.size(); ++g) {
+    CountLinks(nvml, handles[g], places, machine.gpus[g]);
   }
   return {};
+}
+
+void WarnOfHidden(Machine& machine) {
+  const char* const set = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (set == nullptr || machine.gpus.empty()) return;
+  const std::string_view visible(set);
+  const auto named = visible.empty() ? 0 : 1 + std::ranges::count(visible, ',');
+  const auto all = std::ssize(machine.gpus);
+  if (named >= all) return;
+  machine.warnings.push_back(
+      "CUDA_VISIBLE_DEVICES is '" + std::string(visible) +
+      "': a program here has those GPUs alone, and all " + std::to_string(all) +
+      " are described");
 }
 
 }  // namespace
@@ -164,6 +234,7 @@ Result<void> AddGpus(Machine& machine, const std::string& root,
   }
   TESSERA_RETURN_IF_ERROR(nvml.Check(nvml.init(), "nvmlInit"));
   const Result<void> read = ReadGpus(nvml, root, machine);
+  WarnOfHidden(machine);
   nvml.shutdown();
   return read;
 }

@@ -1,6 +1,7 @@
 // The part of NVIDIA's management library that the profiler calls, with two
 // GPUs that do not exist. With TESSERA_FAKE_INTEGRATED they have no memory of
-// their own.
+// their own, with TESSERA_FAKE_LOST one of them is lost, or both by "2", and
+// with TESSERA_FAKE_FABRIC they are in an NVLink domain of several hosts.
 
 #include <cstdlib>
 #include <cstring>
@@ -16,9 +17,19 @@ struct PciInfo {
   char bus_id[32];
 };
 
+struct FabricInfo {
+  unsigned version;
+  unsigned char cluster[16];
+  int status;
+  unsigned clique;
+  unsigned char state;
+  unsigned health;
+};
+
 constexpr int kSuccess = 0;
 constexpr int kInvalidArgument = 2;
 constexpr int kNotSupported = 3;
+constexpr int kGpuIsLost = 15;
 
 int gpus[2] = {0, 1};
 
@@ -44,6 +55,7 @@ int nvmlShutdown() {
   return kSuccess;
 }
 const char* nvmlErrorString(int code) {
+  if (code == kGpuIsLost) return "GPU is lost";
   return code == kInvalidArgument ? "Invalid Argument" : "Unknown Error";
 }
 int nvmlSystemGetDriverVersion(char* version, unsigned length) {
@@ -56,6 +68,10 @@ int nvmlDeviceGetCount_v2(unsigned* count) {
 }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   if (index >= 2) return kInvalidArgument;
+  const char* const lost = std::getenv("TESSERA_FAKE_LOST");
+  if (lost != nullptr && index < std::strtoul(lost, nullptr, 10)) {
+    return kGpuIsLost;
+  }
   *device = &gpus[index];
   return kSuccess;
 }
@@ -87,6 +103,17 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(void* device, unsigned link,
                                         PciInfo* info) {
   if (link != 2) return kInvalidArgument;
   *info = PlaceOf(1 - IndexOf(device));
+  return kSuccess;
+}
+
+int nvmlDeviceGetGpuFabricInfoV(void*, FabricInfo* info) {
+  if (info->version != 0x02000024) return kInvalidArgument;
+  info->status = kSuccess;
+  info->state = 3;
+  if (std::getenv("TESSERA_FAKE_FABRIC") != nullptr) {
+    info->cluster[0] = 0xab;
+    info->clique = 7;
+  }
   return kSuccess;
 }
 

@@ -117,6 +117,73 @@ TEST(DiscoverTest, DgxA100IsItsPreset) {
   EXPECT_EQ(cluster.hosts[0].storage.value, 0);
 }
 
+// Host `number` of a GB200 NVL72: four GPUs with 18 links each and four cards.
+Machine TrayOfNvl72(int number, const std::string& domain) {
+  Machine machine;
+  machine.host = "tray" + std::to_string(number);
+  machine.memory = {int64_t{960} << 30};
+  for (int g = 0; g < 4; ++g) {
+    FoundGpu gpu;
+    gpu.name = "NVIDIA GB200";
+    gpu.memory = {int64_t{189471} << 20};
+    gpu.place = OnSwitch(g / 2, g, 0, 6);
+    gpu.switch_links = 18;
+    gpu.peer_links.assign(4, 0);
+    gpu.nvlink_domain = domain;
+    machine.gpus.push_back(gpu);
+    machine.nics.push_back(InfiniBand(g, 400, OnSwitch(g / 2, g, 1, 6)));
+  }
+  return machine;
+}
+
+// Two trays of one NVLink domain and three of another, of which none shares a
+// switch with the next domain's.
+TEST(DiscoverTest, HostsOfAnNvLinkDomainAreOneNode) {
+  std::vector<Machine> machines;
+  for (int tray = 0; tray < 5; ++tray) {
+    machines.push_back(TrayOfNvl72(tray, tray < 2 ? "ab/1" : "ab/2"));
+  }
+  const Cluster cluster = ClusterOfMachines(machines, SomeSpeed()).value();
+  EXPECT_THAT(Validate(cluster), IsEmpty());
+  ASSERT_EQ(cluster.devices.size(), 20u);
+  EXPECT_EQ(cluster.num_nodes(), 2);
+  EXPECT_EQ(cluster.devices[7].node, 0);
+  EXPECT_EQ(cluster.devices[8].node, 1);
+  // Within a domain there are two NVLinks between any two GPUs, and none
+  // between domains.
+  const Router router(cluster);
+  const auto nvlinks = [&](int from, int to) {
+    int count = 0;
+    for (const auto& [id, share] : router.Route(DeviceId(from), DeviceId(to))) {
+      const int type = cluster.links[id.index()].type;
+      count +=
+          cluster.link_types[static_cast<size_t>(type)].name == "nvlink5-nvl72"
+              ? 1
+              : 0;
+    }
+    return count;
+  };
+  EXPECT_EQ(nvlinks(0, 3), 2);
+  EXPECT_EQ(nvlinks(0, 7), 2);
+  EXPECT_EQ(nvlinks(8, 19), 2);
+  EXPECT_EQ(nvlinks(7, 8), 0);
+  // Of two hosts and of three.
+  ASSERT_EQ(cluster.hosts.size(), 2u);
+  EXPECT_EQ(cluster.HostOf(DeviceId(0)).memory.value, int64_t{2 * 960} << 30);
+  EXPECT_EQ(cluster.HostOf(DeviceId(8)).memory.value, int64_t{3 * 960} << 30);
+  EXPECT_EQ(cluster.HostOf(DeviceId(8)).memory_bandwidth.value, 3 * 80e9);
+}
+
+// As 19 hosts are by --nodes: a rack has 18.
+TEST(DiscoverTest, ANodeHasNoMoreGpusThanItsSystem) {
+  const std::vector<Machine> machines(19, TrayOfNvl72(0, "ab/1"));
+  const Cluster cluster = ClusterOfMachines(machines, SomeSpeed()).value();
+  EXPECT_THAT(Validate(cluster), IsEmpty());
+  EXPECT_EQ(cluster.num_nodes(), 2);
+  EXPECT_EQ(cluster.devices[71].node, 0);
+  EXPECT_EQ(cluster.devices[72].node, 1);
+}
+
 // The mesh of a DGX-1V, as the whitepaper draws it.
 TEST(DiscoverTest, CubeMeshHasItsNvLinks) {
   constexpr int kLinks[8][8] = {
@@ -265,6 +332,9 @@ TEST(DiscoverTest, WhatIsNotSaidIsAnAssumption) {
               ElementsAre(HasSubstr("GPU 1"), HasSubstr("eth0")));
   // Alone it needs no network.
   EXPECT_THAT(Assumptions(machine, 1), ElementsAre(HasSubstr("GPU 1")));
+  machine.warnings = {"GPU 8 is left out"};
+  EXPECT_THAT(Assumptions(machine, 1),
+              ElementsAre("GPU 8 is left out", HasSubstr("GPU 1")));
 }
 
 TEST(DiscoverTest, CoresHaveTheHostsMemoryAndMeasuredCopies) {
@@ -281,7 +351,9 @@ TEST(DiscoverTest, CoresHaveTheHostsMemoryAndMeasuredCopies) {
 }
 
 TEST(DiscoverTest, MachinesTravel) {
-  const Machine machine = DgxA100();
+  Machine machine = DgxA100();
+  machine.gpus[3].nvlink_domain = "ab/7";
+  machine.warnings = {"GPU 8 is left out: lost"};
   EXPECT_EQ(ParseMachine(SerializeMachine(machine)).value(), machine);
   EXPECT_FALSE(ParseMachine("no machine"));
   EXPECT_FALSE(ParseMachine(""));
@@ -447,15 +519,69 @@ TEST_F(SysTest, GpusComeFromTheDriversLibrary) {
   }
 }
 
+// Variables that are set for one test.
+class WithVariable {
+ public:
+  WithVariable(const char* name, const char* value) : name_(name) {
+    setenv(name, value, /*overwrite=*/1);
+  }
+  WithVariable(const WithVariable&) = delete;
+  WithVariable& operator=(const WithVariable&) = delete;
+  ~WithVariable() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+
 TEST_F(SysTest, AnIntegratedGpuHasTheHostsMemory) {
   Machine machine;
   machine.memory = {int64_t{128} << 30};
-  setenv("TESSERA_FAKE_INTEGRATED", "1", /*overwrite=*/1);
+  const WithVariable integrated("TESSERA_FAKE_INTEGRATED", "1");
   const auto added = AddGpus(machine, root_, TESSERA_FAKE_NVML);
-  unsetenv("TESSERA_FAKE_INTEGRATED");
   ASSERT_TRUE(added) << added.error().ToString();
   ASSERT_EQ(machine.gpus.size(), 2u);
   EXPECT_EQ(machine.gpus[0].memory, machine.memory);
+}
+
+TEST_F(SysTest, ALostGpuIsLeftOut) {
+  const WithVariable lost("TESSERA_FAKE_LOST", "1");
+  Machine machine;
+  ASSERT_TRUE(AddGpus(machine, root_, TESSERA_FAKE_NVML));
+  ASSERT_EQ(machine.gpus.size(), 1u);
+  // Its link to the other one goes nowhere.
+  EXPECT_THAT(machine.gpus[0].peer_links, ElementsAre(0));
+  EXPECT_THAT(machine.warnings,
+              ElementsAre("GPU 0 is left out: nvmlDeviceGetHandleByIndex: GPU "
+                          "is lost"));
+  const WithVariable both("TESSERA_FAKE_LOST", "2");
+  Machine none;
+  EXPECT_FALSE(AddGpus(none, root_, TESSERA_FAKE_NVML));
+}
+
+TEST_F(SysTest, HiddenGpusAreAWarning) {
+  const auto warnings = [&](const char* visible) {
+    const WithVariable set("CUDA_VISIBLE_DEVICES", visible);
+    Machine machine;
+    EXPECT_TRUE(AddGpus(machine, root_, TESSERA_FAKE_NVML));
+    EXPECT_EQ(machine.gpus.size(), 2u);
+    return machine.warnings;
+  };
+  EXPECT_THAT(warnings("0,1"), IsEmpty());
+  EXPECT_THAT(warnings("1"),
+              ElementsAre("CUDA_VISIBLE_DEVICES is '1': a program here has "
+                          "those GPUs alone, and all 2 are described"));
+  EXPECT_THAT(warnings(""), ElementsAre(HasSubstr("is ''")));
+}
+
+TEST_F(SysTest, AnNvLinkDomainOfHostsHasAName) {
+  Machine machine;
+  ASSERT_TRUE(AddGpus(machine, root_, TESSERA_FAKE_NVML));
+  // NVSwitches of one host have no cluster.
+  EXPECT_EQ(machine.gpus[1].nvlink_domain, "");
+  const WithVariable fabric("TESSERA_FAKE_FABRIC", "1");
+  Machine joined;
+  ASSERT_TRUE(AddGpus(joined, root_, TESSERA_FAKE_NVML));
+  EXPECT_EQ(joined.gpus[1].nvlink_domain, "ab000000000000000000000000000000/7");
 }
 
 TEST_F(SysTest, NoDriverIsNoGpus) {
