@@ -45,7 +45,7 @@ constexpr int64_t kFurtherWorkspaceBytes = int64_t{1} << 20;
 // pending in a queue (profiler/stopwatch.cc): where a peer is waited for, what
 // looks after peers has to be called. So the device itself waits with so many
 // times so many calls in a queue and as many again, 288: each may be three
-// launches.
+// launches. Marks and what awaits them lie in the queue, too.
 constexpr size_t kCallsToAnEvent = 32;
 constexpr size_t kMostEvents = 8;
 
@@ -418,11 +418,13 @@ void CudaDevice::Mark(int mark) {
           ? EventOf(marks_, mark, cudaEventDefault)
           : EventOf(captured_marks_, mark, cudaEventDisableTiming);
   Keep(Check(cudaEventRecord(event, queue()), "cudaEventRecord"));
+  HoldBack(1);
 }
 
 void CudaDevice::Await(int mark) {
   const auto& marks = capturing_ == nullptr ? marks_ : captured_marks_;
   Keep(RunAfter(queue(), marks[static_cast<size_t>(mark)]));
+  HoldBack(1);
 }
 
 Result<Duration> CudaDevice::Between(int first, int second) {
@@ -555,6 +557,8 @@ Result<int> CudaDevice::EndCapture() {
     return done.error();
   }
   graphs_.push_back(made);
+  // A capture may take long, and holds the host back nowhere.
+  if (while_waiting_) Keep(while_waiting_());
   return static_cast<int>(graphs_.size()) - 1;
 }
 

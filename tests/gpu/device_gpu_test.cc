@@ -274,17 +274,19 @@ TEST_F(DeviceGpuTest, TheWatcherIsCalledWhileKernelsAreEnqueued) {
     return {};
   });
   // A peer that comes once the watcher has been called more often than calls
-  // without a wait do it: 3 * 1000 / 32 = 93 times.
+  // without a wait do it: 5 * 1000 / 32 = 156 times.
   device_->EnqueueOnHost([&]() -> Result<void> {
-    while (looks < 100) std::this_thread::yield();
+    while (looks < 160) std::this_thread::yield();
     return {};
   });
   for (int i = 0; i < 1000; ++i) {
     device_->Launch(twice, {});
     device_->Zero(data, {8});
     device_->Copy(data, static_cast<std::byte*>(data) + 4, {.run_bytes = 4});
+    device_->Mark(0);
+    device_->Await(0);
   }
-  EXPECT_GE(looks, 100);
+  EXPECT_GE(looks, 160);
   ExpectWell();
 }
 
