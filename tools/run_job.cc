@@ -494,7 +494,8 @@ void WarnOfPlan(const Options& options, Job& job) {
 
 // That the ranks can run the job's plan, and have the memory for it, of which
 // so much is files on rank 0's host.
-Result<Bytes> CheckPlanRuns(const Options& options, bool one_host,
+Result<Bytes> CheckPlanRuns(const Options& options,
+                            const std::optional<RankEnvironment>& environment,
                             const Job& job) {
   const Graph& graph = job.inputs.graph;
   const TaskGraph tasks =
@@ -503,7 +504,10 @@ Result<Bytes> CheckPlanRuns(const Options& options, bool one_host,
     return problems[0].At("the plan's tasks");
   }
   TESSERA_RETURN_IF_ERROR(CheckOffloadDirectory(options, job.plan));
-  return CheckMemory(options, job.inputs, job.gpu, one_host, job.plan, tasks);
+  const auto ranks = static_cast<int>(job.inputs.cluster.devices.size());
+  return CheckMemory(options, job.inputs, job.gpu,
+                     environment ? environment->local_size : ranks, job.plan,
+                     tasks);
 }
 
 // Of weights whose family gives every expert all of its tokens, where the model
@@ -637,9 +641,7 @@ Result<Job> ReadJob(const Options& options,
   const Graph& graph = job.inputs.graph;
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
   WarnOfPlan(options, job);
-  const bool one_host =
-      !environment || environment->local_size == environment->size;
-  TESSERA_TRY(const Bytes offloaded, CheckPlanRuns(options, one_host, job));
+  TESSERA_TRY(const Bytes offloaded, CheckPlanRuns(options, environment, job));
   TESSERA_RETURN_IF_ERROR(CheckGoesOn(stop));
   if (options.check > 0) {
     TESSERA_TRY(job.check, OneRankOf(options, graph, job.plan));

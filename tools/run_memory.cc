@@ -136,6 +136,25 @@ double ExportBytes(const PublishedLayout& layout, const Graph& graph) {
   return static_cast<double>(bytes);
 }
 
+// By device: its node, or, of one with more devices than a host has ranks, the
+// host; counted through.
+std::vector<size_t> HostOfEachDevice(const Cluster& cluster, int ranks) {
+  std::vector<size_t> hosts;
+  size_t host = 0;
+  int ranks_of_host = 0;
+  int node = 0;
+  for (const Device& device : cluster.devices) {
+    if (device.node != node || ranks_of_host == ranks) {
+      ++host;
+      ranks_of_host = 0;
+    }
+    node = device.node;
+    ++ranks_of_host;
+    hosts.push_back(host);
+  }
+  return hosts;
+}
+
 }  // namespace
 
 std::string OffloadDirectory(const Options& options) {
@@ -162,7 +181,7 @@ Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan) {
 }
 
 Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
-                          const std::optional<GpuShare>& gpu, bool one_host,
+                          const std::optional<GpuShare>& gpu, int ranks_here,
                           const Plan& plan, const TaskGraph& tasks) {
   const Cluster& cluster = inputs.cluster;
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
@@ -183,11 +202,13 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
       !options.cluster.empty() || SetsMemoryOf("device_types", options);
   const bool of_hosts =
       !options.cluster.empty() || SetsMemoryOf("host", options);
+  const bool one_host = ranks_here == std::ssize(cluster.devices);
   Bytes memory;  // of this machine
-  std::vector<Bytes> hosts(static_cast<size_t>(cluster.num_nodes()));
+  const std::vector<size_t> host_of = HostOfEachDevice(cluster, ranks_here);
+  std::vector<Bytes> hosts(host_of.back() + 1);
   std::vector<Bytes> disks(hosts.size());
-  std::vector<std::optional<Bytes>> rooms(
-      hosts.size());  // in the hosts' memory
+  std::vector<Bytes> nodes(static_cast<size_t>(cluster.num_nodes()));
+  std::vector<std::optional<Bytes>> rooms(nodes.size());  // in their memory
   for (size_t s = 0; s < sets.size(); ++s) {
     for (DeviceId device : sets[s].devices) {
       const DeviceType& type = cluster.TypeOf(device);
@@ -201,20 +222,22 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
       }
       const auto node =
           static_cast<size_t>(cluster.devices[device.index()].node);
-      Bytes& host = hosts[node];
-      host += host_peaks[s].total;
-      disks[node] += files[s].total;
+      const size_t host = host_of[device.index()];
+      Bytes kept = host_peaks[s].total;
+      if (type.shared_memory) kept += needed;
+      hosts[host] += kept;
+      nodes[node] += kept;
+      disks[host] += files[s].total;
       if (!cluster.hosts.empty()) rooms[node] = cluster.HostOf(device).memory;
-      if (type.shared_memory) host += needed;
       if (!gpu) memory += needed + host_peaks[s].total;
     }
   }
   const Bytes host = *std::ranges::max_element(hosts);
-  for (size_t node = 0; node < hosts.size() && of_hosts; ++node) {
-    if (!rooms[node] || hosts[node] <= *rooms[node]) continue;
+  for (size_t node = 0; node < nodes.size() && of_hosts; ++node) {
+    if (!rooms[node] || nodes[node] <= *rooms[node]) continue;
     // Devices that share it may hold all of it.
     const std::string offloaded = largest(host_peaks, MemoryTier::kHost);
-    return OutOfMemory("a node's host needs", hosts[node], *rooms[node],
+    return OutOfMemory("a node's host needs", nodes[node], *rooms[node],
                        offloaded.empty()
                            ? largest(device_peaks, MemoryTier::kDevice)
                            : offloaded,
@@ -249,8 +272,7 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
             "; at the peak a rank holds " + largest(files, MemoryTier::kFile),
         OffloadDirectorySource(options)};
   }
-  return together ? storage
-                  : disks[static_cast<size_t>(cluster.devices[0].node)];
+  return together ? storage : disks[0];
 }
 
 Result<void> CheckMemoryOfOneRank(const Graph& graph, const Plan& plan,

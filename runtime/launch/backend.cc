@@ -34,6 +34,9 @@ constexpr char kConnectionsVariable[] = "CUDA_DEVICE_MAX_CONNECTIONS";
 constexpr int kFewestConnections = 8;
 #endif
 
+// GPUs: no host has more, and the systems of several hosts all do.
+constexpr int kMostOfAHost = 16;
+
 // Stands in for a GPU that no table has.
 constexpr char kUnknownGpuTopology[] = "dgx-h100";
 
@@ -160,6 +163,13 @@ Result<Cluster> ClusterOfGpus(const Gpu& gpu, int ranks, int ranks_per_node,
   TESSERA_TRY(const Topology* const topology,
               Find("cluster", Topologies(),
                    known != nullptr ? known->topology : kUnknownGpuTopology));
+  // Its systems of NVLink are of several hosts, or single.
+  if (topology->gpus_per_node > kMostOfAHost && ranks > ranks_per_node) {
+    *warning = Text(
+        "hosts of ", gpu.name,
+        " may be joined by NVLink: its predicted times are of a node for each "
+        "host (--cluster FILE, as 'tessera discover' finds it)");
+  }
   // As many on a node as divide the ranks.
   int per_node = std::min(ranks_per_node, topology->gpus_per_node);
   while (ranks % per_node != 0) --per_node;

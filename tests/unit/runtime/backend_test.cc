@@ -93,6 +93,16 @@ TEST(ClusterOfGpusTest, RanksFillNodes) {
   }
 }
 
+// Which hosts of four are of one rack is not known here.
+TEST(ClusterOfGpusTest, HostsThatNvLinkMayJoinAreToldOf) {
+  std::string warning;
+  const Gpu gpu{"NVIDIA GB200", {80'000}};
+  EXPECT_TRUE(ClusterOfGpus(gpu, 4, 4, 1, &warning));
+  EXPECT_EQ(warning, "");
+  EXPECT_EQ(ClusterOfGpus(gpu, 8, 4, 1, &warning)->num_nodes(), 2);
+  EXPECT_THAT(warning, HasSubstr("hosts of NVIDIA GB200 may be joined"));
+}
+
 TEST(ClusterOfGpusTest, AnUnknownGpuIsToldOf) {
   std::string warning;
   const Gpu gpu{"NVIDIA X1", {80'000}};
