@@ -15,7 +15,9 @@ ip netns add "tessera$$x" 2>/dev/null || skip "no right to make namespaces"
 ip netns del "tessera$$x"
 
 a=tessera$$a b=tessera$$b
-trap 'ip netns del $a; ip netns del $b; rm -rf "$work"' EXIT
+# shellcheck disable=SC2046 # a word for each
+trap 'kill -KILL $(jobs -rp) 2>/dev/null || true
+  ip netns del $a; ip netns del $b; rm -rf "$work"' EXIT
 ip netns add $a
 ip netns add $b
 ip link add eth1 netns $a type veth peer name eth1 netns $b ||
@@ -112,9 +114,10 @@ for task in 0 1 2 3; do
   ((task < 2)) || host=$b
   SLURM_PROCID=\$task SLURM_LOCALID=\$((task % 2)) PMI_RANK=\$task \
     SLURM_NODEID=\$((task / 2)) ip netns exec \$host "\$@" &
+  tasks[task]=\$!
 done
 code=0
-for _ in 0 1 2 3; do wait -n || code=\$?; done
+for task in "\${tasks[@]}"; do wait "\$task" || code=\$?; done
 exit \$code
 SRUN
 chmod +x "$work/srun"
