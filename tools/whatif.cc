@@ -10,6 +10,7 @@
 #include "planner/base/append.h"
 #include "planner/base/file.h"
 #include "planner/base/threads.h"
+#include "planner/io/cluster_io.h"
 #include "planner/io/plan_io.h"
 #include "planner/topology/stacks.h"
 #include "tools/inputs.h"
@@ -502,22 +503,56 @@ Result<void> AnswerFit(const Question& of, WhatifResult& result) {
   return {};
 }
 
+// Whether a question that comes behind the cells can be answered, as far as
+// that is known before.
+Result<void> CheckQuestions(const Question& of) {
+  const Options& options = of.options;
+  for (const std::string& cluster : Words(options.cheapest)) {
+    if (auto found = LoadCluster(cluster); !found) {
+      return found.error().At("cluster");
+    }
+  }
+  const bool of_plan = options.jitter > 0 || options.fit;
+  if (of.axes.empty() || (!of_plan && options.scaling_limit == 0)) return {};
+  auto base = MakeCase(of.scenario, of.models);
+  if (!base) return AsInput(base.error());
+  if (!of_plan || options.replan) return {};
+  const auto plan = PlanForCell(*base, of.grid);
+  return plan ? Result<void>() : AsInput(plan.error());
+}
+
+// All answers up to the first that is an error.
+Result<void> Answer(const Question& of, WhatifResult& result) {
+  TESSERA_RETURN_IF_ERROR(AnswerJitter(of, result));
+  TESSERA_RETURN_IF_ERROR(AnswerScaling(of, result));
+  TESSERA_RETURN_IF_ERROR(AnswerCheapest(of, result));
+  return AnswerFit(of, result);
+}
+
 // What the answers are about.
-Result<void> Name(const Question& of, WhatifResult& result) {
+void Name(const Question& of, WhatifResult& result) {
   // Parts that fail or are slow may be in larger cells alone.
   Scenario plain = of.scenario;
   plain.failed.clear();
   plain.slow.clear();
-  TESSERA_TRY(const Case base, MakeCase(plain, of.models));
-  result.model = base.graph->name;
+  const auto base = MakeCase(plain, of.models);
+  // An axis may give what it takes to make it.
+  result.model = base ? base->graph->name : of.scenario.model;
   // Offers stand in for a cluster.
-  result.cluster = of.options.cheapest.empty() || !result.cells.empty()
-                       ? base.cluster.name
-                       : of.options.cheapest;
-  return {};
+  if (!of.options.cheapest.empty() && result.cells.empty()) {
+    result.cluster = of.options.cheapest;
+  } else {
+    result.cluster = base ? base->cluster.name : of.scenario.cluster;
+  }
 }
 
-void Print(const Options& options, const WhatifResult& result) {
+Result<void> WriteReport(const Options& options, const WhatifResult& result) {
+  if (options.output.empty()) return {};
+  return WriteFileAtomically(options.output, WhatifReport(result));
+}
+
+void Print(const Options& options, const WhatifResult& result,
+           bool has_report) {
   if (options.json) {
     std::cout << WhatifJson(result).ToString() << "\n";
     return;
@@ -532,7 +567,7 @@ void Print(const Options& options, const WhatifResult& result) {
   }
   std::cout << WhatifText(result);
   std::cout << PlanFilesText(result.cells);
-  if (!options.output.empty()) {
+  if (has_report) {
     std::cout << "\n  report: " << options.output << "\n";
   }
 }
@@ -595,22 +630,21 @@ Result<int> RunWhatif(const Options& options) {
                           alone};
 
   WhatifResult result = Unanswered(asked);
+  TESSERA_RETURN_IF_ERROR(CheckQuestions(asked));
   TESSERA_RETURN_IF_ERROR(AnswerCells(asked, result));
-  // What was computed is told all the same where plans could not be written.
+  // What was computed is told all the same where the rest cannot be, or files
+  // cannot be written.
   const Result<void> written = WritePlans(options, result.cells);
-  TESSERA_RETURN_IF_ERROR(AnswerJitter(asked, result));
-  TESSERA_RETURN_IF_ERROR(AnswerScaling(asked, result));
-  TESSERA_RETURN_IF_ERROR(AnswerCheapest(asked, result));
-  TESSERA_RETURN_IF_ERROR(AnswerFit(asked, result));
+  const Result<void> answered = Answer(asked, result);
+  if (!answered && result.cells.empty()) return answered.error();
   NoteIdleRestart(options, result);
   result.interrupted = asked.grid.predict.watch.stopped();
-  TESSERA_RETURN_IF_ERROR(Name(asked, result));
-  if (!options.output.empty()) {
-    TESSERA_RETURN_IF_ERROR(
-        WriteFileAtomically(options.output, WhatifReport(result)));
-  }
-  Print(options, result);
+  Name(asked, result);
+  const Result<void> reported = WriteReport(options, result);
+  Print(options, result, reported && !options.output.empty());
+  TESSERA_RETURN_IF_ERROR(answered);
   TESSERA_RETURN_IF_ERROR(written);
+  TESSERA_RETURN_IF_ERROR(reported);
   TESSERA_RETURN_IF_ERROR(CheckAnswer(asked, result));
   return 0;
 }

@@ -494,3 +494,33 @@ bad "model.heads: '0' is not a whole number" --vary model.heads=4,0
 bad "is 999999: expected less than the vocabulary size" --end-of-text 999999
 bad "one table" --csv --fit --scaling-limit 0.5
 bad "--json has" --csv --jitter 5%
+
+# What cannot be answered is told before the work where that is known; later,
+# and where a file cannot be written, behind all that was computed.
+grid=("${what[@]}" --cluster dgx-a100-80gb:1 --fast)
+fails 2 "unknown cluster 'foo'" whatif "${grid[@]}" --strategy tp=2 \
+  --vary nodes=1,2 --tokens 1B --cheapest dgx-h100:1,foo
+fails 2 "tp=16 .* does not divide the 8 devices" whatif "${grid[@]}" \
+  --strategy tp=16 --vary nodes=2 --jitter 5%
+code=0
+"$tessera" whatif "${grid[@]}" --dtype fp32 --vary dtype=bf16 --replan \
+  --stochastic-rounding --fit >"$work/stdout" 2>"$work/stderr" || code=$?
+[[ $code == 2 ]] || fail "exit code $code of a question behind a grid"
+grep -q "stochastic rounding is of parameters in bf16" "$work/stderr" ||
+  fail "$(cat "$work/stderr")"
+grep -q "step time" "$work/stdout" || fail "the grid is lost"
+code=$(
+  trap '' XFSZ
+  ulimit -f 4
+  "$tessera" whatif "${grid[@]}" --strategy tp=2 --vary nodes=1,2 \
+    -o "$work/full.html" 2>"$work/stderr" | grep -c . >"$work/stdout"
+  echo "${PIPESTATUS[0]}"
+)
+[[ $code == 1 ]] || fail "exit code $code of a report that cannot be written"
+grep -q "full.html: cannot write: File too large" "$work/stderr" ||
+  fail "$(cat "$work/stderr")"
+[[ $(cat "$work/stdout") -gt 3 ]] || fail "the grid is lost with its report"
+# What only the cells are complete with is named as it was given.
+whatif --cluster dgx-a100-80gb:1 --fast --set model.n_embd=132 \
+  --vary model.n_head=11,12 >"$work/stdout"
+grep -q "^  11 .* 8 " "$work/stdout" || fail "$(cat "$work/stdout")"
