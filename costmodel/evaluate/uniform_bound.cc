@@ -944,13 +944,13 @@ Score UniformBound::Of(const GraphIndex& index, const Strategy& strategy,
   return ScoreFor(told, *setting, time, lacking);
 }
 
-// Bytes that the host lacks which lacks most of a tier, whose room `room` is.
-// Where replicas are no neighbours it is not looked at which stages share a
-// host, or where weights are tied what of them stays on the device: each stage
-// counts as the least.
+// Bytes that the host lacks which lacks most of a tier. Where replicas are no
+// neighbours it is not looked at which stages share a host, or where weights
+// are tied what of them stays on the device: each stage counts as the least.
 double UniformBound::LackingOfHosts(const Strategy& strategy,
-                                    const Setting& setting, MemoryTier tier,
-                                    Bytes Host::*const room) const {
+                                    const Setting& setting,
+                                    MemoryTier tier) const {
+  const auto room = tier == MemoryTier::kHost ? &Host::memory : &Host::storage;
   std::vector<double> of_stage;
   for (const StageCost& stage : setting.pipeline->stages) {
     of_stage.push_back(StoredBytes(stage, strategy, setting.dp, tier));
@@ -992,13 +992,11 @@ double UniformBound::LackingOfHosts(const Strategy& strategy,
 Score UniformBound::ScoreFor(const Strategy& strategy, const Setting& setting,
                              int64_t time, double lacking) const {
   Bytes overflow = {static_cast<int64_t>(std::max(lacking, 0.0))};
-  const auto need = [&](MemoryTier tier, Bytes Host::*const room) {
-    const double lacks = LackingOfHosts(strategy, setting, tier, room);
-    overflow = Max(overflow, Bytes{static_cast<int64_t>(lacks)});
-  };
   if (Offloads(strategy)) {
-    need(MemoryTier::kHost, &Host::memory);
-    need(MemoryTier::kFile, &Host::storage);
+    for (const MemoryTier tier : {MemoryTier::kHost, MemoryTier::kFile}) {
+      const double lacks = LackingOfHosts(strategy, setting, tier);
+      overflow = Max(overflow, Bytes{static_cast<int64_t>(lacks)});
+    }
   }
   return {{time}, overflow, overflow == Bytes{}};
 }

@@ -281,7 +281,7 @@ class UniformBound {
   double LackingStored(const Strategy& strategy, const Setting& setting) const;
   double LackingAtPeak(const Strategy& strategy, const Setting& setting) const;
   double LackingOfHosts(const Strategy& strategy, const Setting& setting,
-                        MemoryTier tier, Bytes Host::*room) const;
+                        MemoryTier tier) const;
   // Of a step of so many picoseconds, on devices that lack so many bytes.
   Score ScoreFor(const Strategy& strategy, const Setting& setting, int64_t time,
                  double lacking) const;
