@@ -20,6 +20,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::Field;
 using ::testing::HasSubstr;
@@ -120,8 +121,6 @@ TEST(Explain, PricesAlternativesWithoutReplicas) {
   }
 }
 
-// A table runs one number of stages and of microbatches: other choices have
-// the default schedule.
 // On two nodes replicas of a stage lie within one: ZeRO within nodes is ZeRO.
 // What a single sample is shared by is no balance.
 TEST(Explain, HasNoOtherWordsForTheSamePlan) {
@@ -144,6 +143,8 @@ TEST(Explain, HasNoOtherWordsForTheSamePlan) {
   }
 }
 
+// A table runs one number of stages and of microbatches: other choices have
+// the default schedule.
 TEST(Explain, PricesAlternativesOfAPlanWithATable) {
   const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
   const Cluster cluster = Made("local-cpu:4");
@@ -270,50 +271,41 @@ TEST(Explain, NamesPlansAsTheTextbookDoes) {
               HasSubstr("tensor parallelism (4) across nodes"));
 }
 
-TEST(Explain, KnowsTheNearestUniformPlan) {
-  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
-  const Cluster cluster = Made("local-cpu:4");
-  const SearchSpace space(graph, cluster);
-  const Strategy strategy = Parsed("dp=2,tp=2,mbs=2,zero=1");
-  Plan plan = *PlanFromStrategy(space.index, cluster, strategy);
-  EXPECT_EQ(NearestStrategy(space, plan), strategy);
-  EXPECT_THAT(TextbookName(space, plan), Not(HasSubstr("of its own")));
-  // One layer's product on whole operands, one weight uncut.
-  for (size_t i = 0; i < plan.ops.size(); ++i) {
-    if (graph.nodes[i].name == "h.1.up") plan.ops[i].axes = {};
-  }
-  plan.weights[2].zero_stage = 0;
-  ASSERT_TRUE(MakeCanonical(space, plan));
-  EXPECT_EQ(NearestStrategy(space, plan), strategy);
-  EXPECT_THAT(TextbookName(space, plan),
-              HasSubstr(", with layers or weights of its own"));
-}
-
-// All but for one weight: its degrees, and how these lie on the fabric.
+// All but for one weight that is not cut and one layer's product on whole
+// operands: its degrees, and how these lie on the fabric.
 TEST(Explain, NamesPlansThatAreNearlyUniformAsTheirNearest) {
   const Graph graph = MlpGraph(6, 32, 16, 64, 64, 64);
   const Cluster cluster = Made("dgx-a100-80gb:2");
   const SearchSpace space(graph, cluster);
-  for (const char* text :
-       {"tp=2,mbs=2,order=tp-cp-ep-pp-dp,zero=3,zero-group=node",
-        "tp=2,pp=2,mbs=2,order=pp-tp-cp-ep-dp,zero=1",
-        "tp=4,mbs=2,sp=1,tiles=2,zero=1,recompute=full:3"}) {
+  for (const auto& [text, name] :
+       {std::pair("tp=2,mbs=2,zero=1", "tensor parallelism (2) inside"),
+        std::pair("tp=2,mbs=2,order=tp-cp-ep-pp-dp,zero=3,zero-group=node",
+                  "tensor parallelism (2) inside"),
+        std::pair("tp=2,pp=2,mbs=2,order=pp-tp-cp-ep-dp,zero=1",
+                  "a pipeline of 2 stages"),
+        std::pair("tp=4,mbs=2,sp=1,tiles=2,zero=1,recompute=full:3",
+                  "full recomputation in 3 of 6 layers"),
+        std::pair("tp=4,mbs=2,order=dp-tp-cp-ep-pp,zero=3",
+                  "tensor parallelism (4) across nodes")}) {
     SCOPED_TRACE(text);
     Plan plan = Uniform(space, text);
+    const auto uniform = UniformStrategy(space.index, cluster, plan);
+    ASSERT_TRUE(uniform.has_value());
+    EXPECT_EQ(NearestStrategy(space, plan), uniform);
+    EXPECT_THAT(TextbookName(space, plan), Not(HasSubstr("of its own")));
+    for (size_t i = 0; i < plan.ops.size(); ++i) {
+      if (graph.nodes[i].name == "h.1.up") plan.ops[i].axes = {};
+    }
     plan.weights[2].zero_stage = 0;
     ASSERT_TRUE(MakeCanonical(space, plan));
     ASSERT_FALSE(UniformStrategy(space.index, cluster, plan).has_value());
     const auto near = NearestStrategy(space, plan);
     ASSERT_TRUE(near.has_value());
-    EXPECT_EQ(
-        ToString(*near),
-        ToString(*UniformStrategy(space.index, cluster, Uniform(space, text))));
+    EXPECT_EQ(ToString(*near), ToString(*uniform));
+    EXPECT_THAT(TextbookName(space, plan),
+                AllOf(HasSubstr(name),
+                      HasSubstr(", with layers or weights of its own")));
   }
-  Plan plan = Uniform(space, "tp=4,mbs=2,order=dp-tp-cp-ep-pp,zero=3");
-  plan.weights[2].zero_stage = 0;
-  ASSERT_TRUE(MakeCanonical(space, plan));
-  EXPECT_THAT(TextbookName(space, plan),
-              HasSubstr("tensor parallelism (4) across nodes"));
 }
 
 // Two nodes of eight: 8 ranks are within one, and 4 are no node.
