@@ -491,8 +491,9 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
     TESSERA_RETURN_IF_ERROR(MoveToRoot(index, strategy, plan));
   }
   SetTiers(index, strategy, plan);
+  // What has a stage is cut where it can be.
+  if (IsValid(index, cluster, plan)) return plan;
   const std::vector<Error> errors = Validate(index, cluster, plan);
-  if (errors.empty()) return plan;
   // As the strategy names it.
   if (errors[0].where == "zigzag") {
     return InvalidInput(
