@@ -250,6 +250,14 @@ int Constraints::MostFixed(std::string_view key) const {
   return most;
 }
 
+bool Constraints::RuleOut(std::string_view name) const {
+  return (subspace_ != nullptr && std::ranges::find(subspace_->lacks, name) !=
+                                      subspace_->lacks.end()) ||
+         std::ranges::any_of(forbidden_, [&](const Forbid& forbid) {
+           return forbid.row != nullptr && forbid.row->name == name;
+         });
+}
+
 template <typename Visit>
 void Constraints::ForEachBroken(const GraphIndex& index, const Cluster& cluster,
                                 const Plan& plan, Visit broken) const {

@@ -33,6 +33,9 @@ class Constraints {
   // The most ways that some operator is to be split by a key of FixKeys(), such
   // as "cp"; 1 where none is.
   int MostFixed(std::string_view key) const;
+  // Whether no plan that they allow has what a row of Forbidden() names, such
+  // as "pp".
+  bool RuleOut(std::string_view name) const;
   // These with microbatches of any size.
   Constraints WithAnyMicrobatch() const;
   // How many of them a plan breaks, a fixed key once for each layer; 0: it is

@@ -389,6 +389,7 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
                                     const Score& than, int threads,
                                     const std::function<bool()>& stop) {
   if (space.index.nodes_of_block.size() > kMostBlocks) return {};
+  if (space.constraints.RuleOut("pp")) return {};
   auto unit = UnitOf(space, kMostUnits);
   if (!unit) unit = UnitOf(space, kMostUnitsAtAll);
   if (!unit) return {};

@@ -564,6 +564,23 @@ TEST(UnlikeStages, HaveASchedule) {
   for (const FoundPlan& plan : found) EXPECT_NE(plan.plan.schedule, "1f1b");
 }
 
+// Where there is to be one stage nothing is looked at.
+TEST(UnlikeStages, AreNotLookedForWherePipelinesAreForbidden) {
+  const Graph graph = Gpt2(DType::kFloat32, 32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
+  SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const auto asked = [&](const ConstraintTexts& texts) {
+    space.constraints = Constraints::Make(space.index, cluster, texts).value();
+    int times = 0;
+    UnlikeStages(space, evaluator, {}, UniformStrategies(space), Score(), 1,
+                 [&] { return ++times < 0; });
+    return times;
+  };
+  EXPECT_EQ(asked({.forbid = {{"pp"}}}), 0);
+  EXPECT_GT(asked({}), 0);
+}
+
 // As if all were priced: the same strategies in the same order.
 TEST(Sweep, IsExhaustive) {
   const Graph graph = Gpt2(DType::kFloat32, 32);

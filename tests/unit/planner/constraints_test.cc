@@ -44,6 +44,17 @@ class ConstraintsTest : public ::testing::Test {
   const SearchSpace space_{graph_, cluster_};
 };
 
+TEST_F(ConstraintsTest, KnowWhatTheyRuleOut) {
+  const auto rules_out = [&](const ConstraintTexts& texts) {
+    return Constraints::Make(space_.index, cluster_, texts)->RuleOut("pp");
+  };
+  EXPECT_TRUE(rules_out({.forbid = {{"pp"}}}));
+  EXPECT_TRUE(rules_out({.space = "dp"}));
+  EXPECT_FALSE(rules_out({.forbid = {{"tp"}, {"gpipe"}}}));
+  EXPECT_FALSE(rules_out({.space = "megatron"}));
+  EXPECT_FALSE(rules_out({}));
+}
+
 TEST_F(ConstraintsTest, CountsWhatAPlanBreaks) {
   // Four layers of two products each.
   EXPECT_EQ(Violations({.fix = {{"h.*.up=tp:2"}}}, "tp=2"), 0);
