@@ -195,9 +195,8 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
   return plans;
 }
 
-std::function<std::vector<Plan>(std::optional<Duration> best, double seconds)>
-StartsOnParts(const Graph& graph, const Cluster& cluster,
-              const PartOptions& options) {
+MoreStarts StartsOnParts(const Graph& graph, const Cluster& cluster,
+                         const PartOptions& options) {
   return [&graph, &cluster, options](std::optional<Duration> best,
                                      double seconds) {
     return PlansOnParts(graph, cluster, best, seconds, options);

@@ -6,7 +6,6 @@
 // strategy of the whole cluster says them.
 
 #include <atomic>
-#include <functional>
 #include <optional>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "planner/ir/graph.h"
 #include "planner/plan/plan.h"
 #include "planner/search/constraints.h"
+#include "planner/search/mcmc.h"
 
 namespace tessera {
 
@@ -52,10 +52,9 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
                                std::optional<Duration> best, double seconds,
                                const PartOptions& options);
 
-// The same as SearchOptions::more_starts. `graph`, `cluster` and what `options`
-// point to outlive it.
-std::function<std::vector<Plan>(std::optional<Duration> best, double seconds)>
-StartsOnParts(const Graph& graph, const Cluster& cluster,
-              const PartOptions& options);
+// The same for SearchOptions::more_starts. `graph`, `cluster` and what
+// `options` point to outlive it.
+MoreStarts StartsOnParts(const Graph& graph, const Cluster& cluster,
+                         const PartOptions& options);
 
 }  // namespace tessera

@@ -50,6 +50,11 @@ inline constexpr double kShared = 0.01;  // of the step time
 // Whether more than kShared of its step is known to be lost on shared links.
 bool LosesOnLinks(const FoundPlan& found);
 
+// Gives starting plans: told how long a step of the best plan takes, where one
+// fits, and how many seconds there are, 0: without end.
+using MoreStarts = std::function<std::vector<Plan>(std::optional<Duration> best,
+                                                   double seconds)>;
+
 struct SearchOptions {
   uint64_t seed = 0;
   int chains = 8;
@@ -65,10 +70,8 @@ struct SearchOptions {
   double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
   // More of them, which are gone on from only where they are better than all
-  // others: told how long a step of the best plan takes, where one fits, and
-  // how many seconds there are, 0: without end. Called once, or never.
-  std::function<std::vector<Plan>(std::optional<Duration> best, double seconds)>
-      more_starts;
+  // others. Called once, or never.
+  MoreStarts more_starts;
   // Whether what is lost on shared links is looked at: as soon as the best plan
   // so far is known to lose more than kShared of its step so.
   bool share_links = false;
