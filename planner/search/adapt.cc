@@ -81,6 +81,102 @@ std::vector<MeshDimension> OrderOf(const Plan& plan, const DeviceGroup& group,
   return Strategy().order;
 }
 
+// Sets the degrees of most blocks and the order of their dimensions.
+void SetDegrees(const GraphIndex& index, const Plan& plan, Strategy& strategy) {
+  std::map<Degrees, double> degrees;
+  std::map<std::vector<MeshDimension>, double> orders;
+  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
+    const auto& nodes = index.nodes_of_block[b];
+    if (nodes.empty()) continue;
+    const double weight = 1 + index.block_flops[b];
+    const auto roles = RolesOf(index, plan, static_cast<int>(b));
+    if (!roles.has_value()) continue;
+    const DeviceGroup& group =
+        plan.groups[plan.ops[nodes[0].index()].group.index()];
+    degrees[{group.Size(roles->data), group.Size(roles->expert),
+             group.Size(roles->context), group.Size(roles->tensor),
+             group.Size(roles->folded), roles->sequence, roles->heads,
+             roles->ring}] += weight;
+    orders[OrderOf(plan, group, *roles)] += weight;
+  }
+  const Degrees most = MostOf(degrees, Degrees());
+  strategy.dp = static_cast<int>(most.data);
+  strategy.ep = static_cast<int>(most.expert);
+  strategy.cp = static_cast<int>(most.context);
+  strategy.tp = static_cast<int>(most.tensor);
+  if (most.folded > 1) {
+    strategy.etp = static_cast<int>(most.tensor / most.folded);
+  }
+  strategy.sp = most.sequence;
+  if (most.heads) strategy.cp_kind = "ulysses";
+  if (most.ring) strategy.cp_kind = "ring";
+  strategy.order = MostOf(orders, strategy.order);
+}
+
+// Sets what most blocks have: how often their operators run, in how many tiles,
+// and where their activations are.
+void SetRuns(const GraphIndex& index, const Plan& plan, Strategy& strategy) {
+  std::map<RecomputeLevel, double> levels;
+  std::map<int, double> tiles;
+  std::map<MemoryTier, double> activations;
+  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
+    const auto& nodes = index.nodes_of_block[b];
+    if (nodes.empty()) continue;
+    const double weight = 1 + index.block_flops[b];
+    const auto level = RecomputeOf(index, plan, static_cast<int>(b));
+    if (level.has_value()) levels[*level] += weight;
+    int most_tiles = 1;
+    MemoryTier tier = MemoryTier::kDevice;
+    for (NodeId node : nodes) {
+      most_tiles = std::max(most_tiles, plan.ops[node.index()].tiles);
+      tier = std::max(tier, plan.ops[node.index()].activation_tier);
+    }
+    tiles[most_tiles] += weight;
+    activations[tier] += weight;
+  }
+  strategy.tiles = MostOf(tiles, 1);
+  strategy.activation_tier = MostOf(activations, MemoryTier::kDevice);
+  if (const auto again = LayersAgainOf(index, plan)) {
+    strategy.recompute = again->level;
+    strategy.recompute_layers = again->layers;
+  } else {
+    strategy.recompute = MostOf(levels, RecomputeLevel::kNone);
+  }
+}
+
+// Sets how most parameters are stored.
+void SetStorage(const GraphIndex& index, const Plan& plan, Strategy& strategy) {
+  const std::vector<AxisSet> whole = AllZeroAxes(index, plan);
+  std::map<int, double> zero;
+  std::map<int, double> zero_groups;
+  std::map<MemoryTier, double> parameters;
+  std::map<MemoryTier, double> optimizer;
+  std::map<MemoryTier, double> gradients;
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    const auto elements = static_cast<double>(index.weights[w].elements);
+    const WeightPlacement& weight = plan.weights[w];
+    zero[weight.zero_stage] += elements;
+    const DeviceGroup& home =
+        plan.groups[plan.ops[index.weights[w].home.node.index()].group.index()];
+    if (weight.zero_axes != 0) {
+      zero_groups[weight.zero_axes == whole[w]
+                      ? 0
+                      : static_cast<int>(home.Size(weight.zero_axes))] +=
+          elements;
+    }
+    parameters[plan.weights[w].parameter_tier] += elements;
+    optimizer[plan.weights[w].optimizer_tier] += elements;
+    gradients[plan.weights[w].gradient_tier] += elements;
+  }
+  strategy.zero = MostOf(zero, 0);
+  strategy.zero_group = MostOf(zero_groups, 0);
+  strategy.parameter_tier = MostOf(parameters, MemoryTier::kDevice);
+  strategy.optimizer_tier = MostOf(optimizer, MemoryTier::kDevice);
+  if (strategy.optimizer_tier != MemoryTier::kDevice) {
+    strategy.gradient_tier = MostOf(gradients, MemoryTier::kDevice);
+  }
+}
+
 double Distance(int64_t a, int64_t b) {
   return std::abs(std::log(static_cast<double>(a) / static_cast<double>(b)));
 }
@@ -166,84 +262,9 @@ Strategy RoughStrategy(const GraphIndex& index, const Plan& plan) {
   strategy.prefetch = plan.prefetch;
   strategy.zigzag = plan.zigzag > 1;
   if (UsesRoot(plan)) strategy.dp_kind = DataParallelKind::kRooted;
-  std::map<Degrees, double> degrees;
-  std::map<std::vector<MeshDimension>, double> orders;
-  std::map<RecomputeLevel, double> levels;
-  std::map<int, double> tiles;
-  std::map<MemoryTier, double> activations;
-  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
-    const auto& nodes = index.nodes_of_block[b];
-    if (nodes.empty()) continue;
-    const double weight = 1 + index.block_flops[b];
-    const auto level = RecomputeOf(index, plan, static_cast<int>(b));
-    if (level.has_value()) levels[*level] += weight;
-    int most_tiles = 1;
-    MemoryTier tier = MemoryTier::kDevice;
-    for (NodeId node : nodes) {
-      most_tiles = std::max(most_tiles, plan.ops[node.index()].tiles);
-      tier = std::max(tier, plan.ops[node.index()].activation_tier);
-    }
-    tiles[most_tiles] += weight;
-    activations[tier] += weight;
-    const auto roles = RolesOf(index, plan, static_cast<int>(b));
-    if (!roles.has_value()) continue;
-    const DeviceGroup& group =
-        plan.groups[plan.ops[nodes[0].index()].group.index()];
-    degrees[{group.Size(roles->data), group.Size(roles->expert),
-             group.Size(roles->context), group.Size(roles->tensor),
-             group.Size(roles->folded), roles->sequence, roles->heads,
-             roles->ring}] += weight;
-    orders[OrderOf(plan, group, *roles)] += weight;
-  }
-  const Degrees most = MostOf(degrees, Degrees());
-  strategy.dp = static_cast<int>(most.data);
-  strategy.ep = static_cast<int>(most.expert);
-  strategy.cp = static_cast<int>(most.context);
-  strategy.tp = static_cast<int>(most.tensor);
-  if (most.folded > 1) {
-    strategy.etp = static_cast<int>(most.tensor / most.folded);
-  }
-  strategy.sp = most.sequence;
-  if (most.heads) strategy.cp_kind = "ulysses";
-  if (most.ring) strategy.cp_kind = "ring";
-  strategy.order = MostOf(orders, strategy.order);
-  strategy.tiles = MostOf(tiles, 1);
-  strategy.activation_tier = MostOf(activations, MemoryTier::kDevice);
-  if (const auto again = LayersAgainOf(index, plan)) {
-    strategy.recompute = again->level;
-    strategy.recompute_layers = again->layers;
-  } else {
-    strategy.recompute = MostOf(levels, RecomputeLevel::kNone);
-  }
-  const std::vector<AxisSet> whole = AllZeroAxes(index, plan);
-  std::map<int, double> zero;
-  std::map<int, double> zero_groups;
-  std::map<MemoryTier, double> parameters;
-  std::map<MemoryTier, double> optimizer;
-  std::map<MemoryTier, double> gradients;
-  for (size_t w = 0; w < plan.weights.size(); ++w) {
-    const auto elements = static_cast<double>(index.weights[w].elements);
-    const WeightPlacement& weight = plan.weights[w];
-    zero[weight.zero_stage] += elements;
-    const DeviceGroup& home =
-        plan.groups[plan.ops[index.weights[w].home.node.index()].group.index()];
-    if (weight.zero_axes != 0) {
-      zero_groups[weight.zero_axes == whole[w]
-                      ? 0
-                      : static_cast<int>(home.Size(weight.zero_axes))] +=
-          elements;
-    }
-    parameters[plan.weights[w].parameter_tier] += elements;
-    optimizer[plan.weights[w].optimizer_tier] += elements;
-    gradients[plan.weights[w].gradient_tier] += elements;
-  }
-  strategy.zero = MostOf(zero, 0);
-  strategy.zero_group = MostOf(zero_groups, 0);
-  strategy.parameter_tier = MostOf(parameters, MemoryTier::kDevice);
-  strategy.optimizer_tier = MostOf(optimizer, MemoryTier::kDevice);
-  if (strategy.optimizer_tier != MemoryTier::kDevice) {
-    strategy.gradient_tier = MostOf(gradients, MemoryTier::kDevice);
-  }
+  SetDegrees(index, plan, strategy);
+  SetRuns(index, plan, strategy);
+  SetStorage(index, plan, strategy);
   const double parts =
       static_cast<double>(plan.microbatches) * strategy.dp * strategy.ep;
   const double samples = static_cast<double>(index.graph->global_batch) / parts;
