@@ -145,10 +145,7 @@ if grep -q "nearest other plans" "$work/text"; then fail "goes on without time";
   --global-batch 512 --seq-len 1024 --time-limit 600 >"$work/text" \
   2>"$work/stderr" &
 explain=$!
-for _ in $(seq 300); do
-  if grep -q "^decisions" "$work/text"; then break; fi
-  sleep 0.1
-done
+await grep -q "^decisions" "$work/text"
 kill -INT $explain
 code=0
 wait $explain || code=$?

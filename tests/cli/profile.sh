@@ -99,7 +99,7 @@ kill -KILL $job
 wait $job || true
 rows "$work/y.json" >"$work/before"
 [[ -s $work/before ]] || fail "no row before the kill"
-"${profile[@]}" --time-limit 60 >"$work/out.json" 2>/dev/null
+"${profile[@]}" --time-limit 500 >"$work/out.json" 2>/dev/null
 rows "$work/y.json" >"$work/after"
 [[ -z $(comm -23 "$work/before" "$work/after") ]] || fail "a row was lost"
 json "j['left_out'] == 0 and j['rows'] == $(wc -l <"$work/after")" \

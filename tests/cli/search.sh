@@ -34,10 +34,7 @@ json '(j["prediction"]["step_time_s"] > 0 and
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --time-limit 600 \
   -o "$work/kept.json" >"$work/stdout" 2>"$work/stderr" &
 search=$!
-for _ in $(seq 300); do
-  if grep -q "proposals" "$work/stderr"; then break; fi
-  sleep 0.1
-done
+await grep -q "proposals" "$work/stderr"
 kill -INT $search
 code=0
 wait $search || code=$?
@@ -51,10 +48,7 @@ grep -q "interrupted" "$work/stderr" || fail "does not say that it was interrupt
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --time-limit 600 \
   -o "$work/killed.json" >/dev/null 2>&1 &
 search=$!
-for _ in $(seq 300); do
-  if [[ -s $work/killed.json ]]; then break; fi
-  sleep 0.1
-done
+await test -s "$work/killed.json"
 kill -KILL $search
 wait $search 2>/dev/null || true
 "$tessera" simulate "${tiny[@]}" "${cluster[@]}" --plan "$work/killed.json" \
@@ -119,7 +113,7 @@ output=$(
 # million operators are too many for half a second.
 large=(--model "$examples/models/gpt2-tiny/config.json" --global-batch 16384
   --seq-len 16 "${cluster[@]}" --max-microbatch 1)
-"$tessera" search "${large[@]}" --time-limit 0.5 >"$work/late" 2>/dev/null
+"$tessera" search "${large[@]}" --space dp --time-limit 0.5 >"$work/late" 2>/dev/null
 grep -q "there was no time to simulate it (--time-limit): no breakdown" \
   "$work/late" || fail "does not say that there is no breakdown"
 tr -s ' \n' ' ' <"$work/late" |

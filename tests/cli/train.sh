@@ -136,6 +136,10 @@ fails 2 "--keep-checkpoints: needs --save FILE" \
 # At whatever moment a run is killed, its newest checkpoint is whole, and the
 # next run finds no more than belong to it.
 mkdir "$work/killed"
+has_older() {
+  local older=("$work/killed"/x.step-*)
+  ((${#older[@]} >= $1))
+}
 for seconds in 0 0.07 0.13 0.21; do
   load=()
   [[ ! -f $work/killed/x ]] || load=(--load "$work/killed/x")
@@ -145,6 +149,7 @@ for seconds in 0 0.07 0.13 0.21; do
     2>"$work/stderr" &
   job=$!
   await grep -q "^step [0-9]*[2-9] " "$work/stdout"
+  await has_older 2
   sleep "$seconds"
   kill -KILL $job
   { wait $job; } 2>/dev/null || true
