@@ -100,6 +100,9 @@ std::vector<char*> Environment(const std::vector<std::string>& variables) {
   return result;
 }
 
+// This program.
+constexpr char kSelf[] = "/proc/self/exe";
+
 // In the child: becomes the rank. Only calls that are safe after fork.
 [[noreturn]] void BecomeRank(int rank, pid_t launcher, pid_t group,
                              int store_fd, const sigset_t& signals,
@@ -116,7 +119,7 @@ std::vector<char*> Environment(const std::vector<std::string>& variables) {
   // A shell's job in the background ignores it; ranks get it forwarded.
   signal(SIGINT, SIG_DFL);
   sigprocmask(SIG_SETMASK, &signals, nullptr);
-  execve("/proc/self/exe", arguments, variables);
+  execve(kSelf, arguments, variables);
   _exit(127);
 }
 
@@ -406,6 +409,10 @@ class Job {
 Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments,
                         const std::atomic<bool>* stop) {
   if (nproc < 1) return InvalidInput(Text("cannot run ", nproc, " ranks"));
+  if (access(kSelf, X_OK) != 0) {
+    return Unavailable(Text("cannot start ranks: ", kSelf, ": ",
+                            std::strerror(errno), "; is /proc mounted?"));
+  }
   int error_pipe[2];
   if (pipe2(error_pipe, O_CLOEXEC) != 0) {
     return Unavailable(Text("cannot make a pipe: ", std::strerror(errno)));

@@ -176,6 +176,17 @@ RANK=1 MASTER_ADDR=127.0.0.1 fails 2 "variable WORLD_SIZE: is not set, but RANK"
 [[ ! -s $work/rank1 ]] || fail "rank 1 printed"
 json 'len(j["losses"]) == 3' "$work/rank0" >/dev/null
 
+# Where there is no /proc no rank can be started, which is said.
+if unshare -rm true 2>/dev/null; then
+  code=0
+  # shellcheck disable=SC2016
+  unshare -rm sh -c 'mount -t tmpfs none /proc && exec "$@"' sh "$tessera" run \
+    "${tiny[@]}" "${text[@]}" --steps 1 --nproc 2 2>"$work/stderr" || code=$?
+  [[ $code == 1 ]] || fail "exit code $code without /proc"
+  grep -q "cannot start ranks: /proc/self/exe: No such file" "$work/stderr" ||
+    fail "without /proc: $(cat "$work/stderr")"
+fi
+
 # Data that are cut under a run end it, with the file's name.
 cat "$examples/data/gpl-3.txt" >"$work/cut.txt"
 : >"$work/stdout"
