@@ -822,7 +822,7 @@ TEST_P(FailureTest, TimeoutNamesRankOperationAndTask) {
       [&](CommWorld& world) {
         world.SetCurrentTask(Text("task", world.world_rank()));
         if (world.world_rank() == 1) {
-          for (int i = 0; i < 20 && !done; ++i) {
+          for (int i = 0; i < 50 && !done; ++i) {
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
           }
           return std::string();
@@ -919,7 +919,8 @@ TEST(ShmWorldTest, AKilledRankIsNamedWithItsTask) {
     EXPECT_THAT(results[r],
                 HasSubstr(") died in task 'block.3.mlp.backward' (of 2)"));
   }
-  EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(5));
+  // Not by the time limit of ten minutes.
+  EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(60));
 }
 
 // Of ranks that wait for each other the one is named that does not wait, by one
@@ -967,8 +968,8 @@ TEST(ShmWorldTest, ARankThatStallsIsNamedOnce) {
       },
       options);
   const std::string line =
-      "rank 1 has waited [23] s for rank 2 \\(in task 'task2'\\); it gives up "
-      "after 30 s\n";
+      "rank 1 has waited ([2-9]|[12][0-9]) s for rank 2 \\(in task 'task2'\\); "
+      "it gives up after 30 s\n";
   EXPECT_THAT(results, ElementsAre("", MatchesRegex(line + line), ""));
 }
 
@@ -994,8 +995,8 @@ TEST(ShmWorldTest, RanksThatWaitForEachOtherAreNamedLater) {
       options);
   EXPECT_THAT(
       results[0] + results[1],
-      MatchesRegex("rank [01] has waited [45] s for rank [01] \\(before "
-                   "its first task\\); it gives up after 30 s"));
+      MatchesRegex("rank [01] has waited ([4-9]|[12][0-9]) s for rank [01] "
+                   "\\(before its first task\\); it gives up after 30 s"));
 }
 
 // An interrupt ends a wait only as long as there is no step to be ended first.
