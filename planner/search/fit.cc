@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "planner/base/threads.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/work_shares.h"
@@ -398,8 +399,9 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
                                    const Objective& objective,
                                    const std::vector<Strategy>& likely,
                                    const std::vector<Strategy>& strategies,
-                                   size_t tried, Score than,
-                                   const std::function<bool()>& stop) {
+                                   size_t tried, Score than, int threads,
+                                   const std::function<bool()>& stop,
+                                   const std::function<bool()>& stop_guessing) {
   // By how long they may take: on the way from the bound without recomputation
   // to that with all of it as far as memory lacks, and a part of that, since
   // the operators that save most run first.
@@ -409,26 +411,30 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
   };
   const auto memory =
       static_cast<double>(space.cluster->TypeOf(DeviceId(0)).memory.value);
-  std::vector<std::pair<double, size_t>> guesses;
-  for (size_t i = 0; i < strategies.size() && !stop(); ++i) {
+  std::vector<std::optional<double>> seconds(strategies.size());
+  ForEach(threads, strategies.size(), [&](size_t i) {
+    if (stop() || (stop_guessing && stop_guessing())) return;
     // Walks change schedules; most others keep more.
     if (strategies[i].recompute != RecomputeLevel::kNone ||
         strategies[i].vp > 1 ||
         (strategies[i].pp > 1 && strategies[i].schedule != "1f1b")) {
-      continue;
+      return;
     }
     const Score none = quick(strategies[i]);
-    if (than.feasible && none.step_time >= than.step_time) continue;
+    if (than.feasible && none.step_time >= than.step_time) return;
     Strategy again = strategies[i];
     again.recompute = RecomputeLevel::kFull;
     const Score full = quick(again);
-    if (!full.feasible) continue;
+    if (!full.feasible) return;
     const double lacks =
         std::min(1.0, static_cast<double>(none.overflow.value) / memory);
-    const double guess =
+    seconds[i] =
         none.step_time.seconds() +
         kShareOfAll * lacks * (full.step_time - none.step_time).seconds();
-    guesses.push_back({guess, i});
+  });
+  std::vector<std::pair<double, size_t>> guesses;
+  for (size_t i = 0; i < strategies.size(); ++i) {
+    if (seconds[i]) guesses.push_back({*seconds[i], i});
   }
   std::ranges::sort(guesses);
   std::vector<FoundPlan> fitted;

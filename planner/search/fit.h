@@ -29,12 +29,14 @@ std::optional<FoundPlan> FitByRecomputing(const SearchSpace& space,
 // Fitted plans, each better than those behind it and than `than`: first of
 // `likely` strategies, without the recomputation that they have, then of those
 // of `strategies` that have none and seem the fastest by their bounds, `tried`
-// at most. Stops early when `stop` says so.
-std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
-                                   const Objective& objective,
-                                   const std::vector<Strategy>& likely,
-                                   const std::vector<Strategy>& strategies,
-                                   size_t tried, Score than,
-                                   const std::function<bool()>& stop);
+// at most. Guesses what these take on so many threads, until `stop_guessing`,
+// which may be empty, says so; stops early when `stop` does. Otherwise the same
+// on any number of threads.
+std::vector<FoundPlan> FittedPlans(
+    const SearchSpace& space, const Objective& objective,
+    const std::vector<Strategy>& likely,
+    const std::vector<Strategy>& strategies, size_t tried, Score than,
+    int threads, const std::function<bool()>& stop,
+    const std::function<bool()>& stop_guessing = nullptr);
 
 }  // namespace tessera

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <ranges>
 #include <utility>
 
+#include "planner/base/threads.h"
 #include "planner/ir/host_size.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/stages.h"
@@ -199,12 +201,12 @@ std::optional<FoundPlan> FitByOffloading(const SearchSpace& space,
   return Offloader(space, objective, plan, stop).Run();
 }
 
-std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
-                                       const Objective& objective,
-                                       const std::vector<Strategy>& strategies,
-                                       size_t tried, int64_t most_operators,
-                                       Score than,
-                                       const std::function<bool()>& stop) {
+std::vector<FoundPlan> PartlyOffloaded(
+    const SearchSpace& space, const Objective& objective,
+    const std::vector<Strategy>& strategies, size_t tried,
+    int64_t most_operators, Score than, int threads,
+    const std::function<bool()>& stop,
+    const std::function<bool()>& stop_guessing) {
   if (space.cluster->hosts.empty()) return {};
   const bool has_files = space.cluster->HasStorage();
   // By how long they take with what they lack on the host, as far as bounds
@@ -219,22 +221,27 @@ std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
     if (than.feasible && seconds >= than.step_time.seconds()) return;
     to.push_back({seconds, &strategy});
   };
-  for (const Strategy& strategy : strategies) {
-    if (stop()) return {};
-    if (OperatorsOf(space, strategy) > most_operators) continue;
+  std::vector<std::optional<Score>> bounds(strategies.size());
+  ForEach(threads, strategies.size(), [&](size_t i) {
+    if (stop() || (stop_guessing && stop_guessing())) return;
+    const Strategy& strategy = strategies[i];
+    if (OperatorsOf(space, strategy) > most_operators) return;
     const auto guess = [&](const Strategy& of, Objective::Bound bound) {
       return objective.GuessUniform(space.index, of, bound);
     };
     const Score loose = guess(strategy, Objective::Bound::kLoose);
-    if (than.feasible && loose.step_time >= than.step_time) continue;
+    if (than.feasible && loose.step_time >= than.step_time) return;
     Strategy all = strategy;
     all.optimizer_tier = has_files ? MemoryTier::kFile : MemoryTier::kHost;
     if (!guess(all, Objective::Bound::kQuick).feasible) {
       all.gradient_tier = MemoryTier::kHost;
-      if (!guess(all, Objective::Bound::kQuick).feasible) continue;
+      if (!guess(all, Objective::Bound::kQuick).feasible) return;
     }
     const Score none = guess(strategy, Objective::Bound::kQuick);
-    if (none.step_time > Duration{}) add(none, strategy, guesses);
+    if (none.step_time > Duration{}) bounds[i] = none;
+  });
+  for (size_t i = 0; i < strategies.size(); ++i) {
+    if (bounds[i]) add(*bounds[i], strategies[i], guesses);
   }
   std::ranges::sort(guesses);
   std::vector<Guess> priced;

@@ -31,12 +31,14 @@ std::optional<FoundPlan> FitByOffloading(const SearchSpace& space,
 // Plans fitted so, each better than those behind it and than `than`: of those
 // of `strategies`, which offload nothing, that seem the fastest, `tried` at
 // most. Each is simulated a few times: those of more than `most_operators`,
-// each of every microbatch, are left out. Stops early when `stop` says so.
-std::vector<FoundPlan> PartlyOffloaded(const SearchSpace& space,
-                                       const Objective& objective,
-                                       const std::vector<Strategy>& strategies,
-                                       size_t tried, int64_t most_operators,
-                                       Score than,
-                                       const std::function<bool()>& stop);
+// each of every microbatch, are left out. Guesses which these are on so many
+// threads, until `stop_guessing`, which may be empty, says so; stops early when
+// `stop` does. Otherwise the same on any number of threads.
+std::vector<FoundPlan> PartlyOffloaded(
+    const SearchSpace& space, const Objective& objective,
+    const std::vector<Strategy>& strategies, size_t tried,
+    int64_t most_operators, Score than, int threads,
+    const std::function<bool()>& stop,
+    const std::function<bool()>& stop_guessing = nullptr);
 
 }  // namespace tessera

@@ -350,6 +350,12 @@ class StartFinder {
       return clock_.StoppedOrPast(part);
     };
   }
+  // The same once half of what is left until then has passed.
+  std::function<bool()> HalfwayTo(double part) const {
+    const double left = clock_.SecondsTo(part);
+    const double end = clock_.Seconds() + left / 2;
+    return [this, left, end] { return left > 0 && clock_.Seconds() >= end; };
+  }
   void Report() {
     if (!options_.progress) return;
     const std::unique_lock lock(reporting_, std::try_to_lock);
@@ -517,9 +523,9 @@ class StartFinder {
   // What would be faster and fits once some of it runs again.
   void AddFitted() {
     if (starts_.ranked.empty()) return;
-    std::vector<FoundPlan> fitted =
-        FittedPlans(space_, objective_, uniform_, strategies_, kMostFitted,
-                    ScoreOfBest(), After(kFittedEnd));
+    std::vector<FoundPlan> fitted = FittedPlans(
+        space_, objective_, uniform_, strategies_, kMostFitted, ScoreOfBest(),
+        threads_, After(kFittedEnd), HalfwayTo(kFittedEnd));
     for (size_t i = fitted.size(); i-- > 0;) {
       PutFirst(std::move(fitted[i]));
     }
@@ -591,9 +597,9 @@ class StartFinder {
       than.step_time = Duration::FromSeconds((1 - kWorthOffloading) *
                                              than.step_time.seconds());
     }
-    std::vector<FoundPlan> fitted =
-        PartlyOffloaded(space_, allowed_, strategies_, kMostOffloaded,
-                        kMostOperatorsOffloaded, than, After(kPartlyEnd));
+    std::vector<FoundPlan> fitted = PartlyOffloaded(
+        space_, allowed_, strategies_, kMostOffloaded, kMostOperatorsOffloaded,
+        than, threads_, After(kPartlyEnd), HalfwayTo(kPartlyEnd));
     for (size_t i = fitted.size(); i-- > 0;) {
       PutFirst(std::move(fitted[i]));
     }
@@ -688,6 +694,7 @@ class StartFinder {
       std::ranges::move(approach.strategies(space_), std::back_inserter(all));
     }
     std::vector<Strategy> lacking;
+    std::vector<Strategy> taken;
     int64_t above = 0;
     for (const int64_t most : kMostOperators) {
       std::vector<Strategy> some;
@@ -714,23 +721,28 @@ class StartFinder {
           promising.push_back(some[i]);
         }
       }
-      TakeBest(promising, count_, end);
+      std::ranges::move(TakeBest(promising, count_, end),
+                        std::back_inserter(taken));
     }
+    // They have the plainest schedule.
+    TakeBest(OtherSchedules(space_, taken), count_, end);
     if (!ScoreOfBest().feasible) TakeBest(lacking, 1, end);
   }
-  // Of `strategies` the `count` best, where they are better than all before.
-  void TakeBest(const std::vector<Strategy>& strategies, size_t count,
-                double end) {
-    const Score before = ScoreOfBest();
-    const bool none = starts_.ranked.empty();
-    const SweepResult swept =
-        Sweep(space_, allowed_, strategies, count, threads_, After(end));
+  // Of `strategies` the `count` best, where they are better than all before:
+  // these.
+  std::vector<Strategy> TakeBest(const std::vector<Strategy>& strategies,
+                                 size_t count, double end) {
+    std::optional<Score> than;
+    if (!starts_.ranked.empty()) than = ScoreOfBest();
+    const SweepResult swept = Sweep(space_, allowed_, strategies, count,
+                                    threads_, After(end), nullptr, than);
+    std::vector<Strategy> taken;
     for (size_t i = swept.best.size(); i-- > 0;) {
-      const Candidate& found = swept.best[i];
-      if (!none && !Better(found.score, before)) continue;
-      PutFirst(PricedOf(found.strategy));
-      if (i == 0) starts_.uniform = starts_.ranked[0];
+      taken.push_back(swept.best[i].strategy);
+      PutFirst(PricedOf(taken.back()));
     }
+    if (!taken.empty()) starts_.uniform = starts_.ranked[0];
+    return taken;
   }
 
   const SearchSpace& space_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <set>
 #include <string>
 
 #include "planner/base/divide.h"
@@ -164,6 +165,32 @@ std::vector<Strategy> OtherContexts(const SearchSpace& space,
       other.cp_kind = kind;
       other.zigzag = IsBalancedByZigzag(space, other);
       others.push_back(std::move(other));
+    }
+  }
+  return others;
+}
+
+std::vector<Strategy> OtherSchedules(const SearchSpace& space,
+                                     const std::vector<Strategy>& strategies) {
+  std::vector<Strategy> others;
+  std::set<std::string> seen;
+  for (const Strategy& strategy : strategies) {
+    if (strategy.pp == 1) continue;
+    Strategy other = strategy;
+    for (const int chunks : ChunksOf(space, strategy.pp)) {
+      other.vp = chunks;
+      for (const PipelineSchedule* schedule :
+           SchedulesFor({.stages = other.pp, .chunks = chunks})) {
+        other.schedule = schedule->name;
+        for (const RecomputeRow& row : RecomputeLevels()) {
+          other.recompute = row.level;
+          for (const bool by_speed : {false, true}) {
+            if (by_speed && !space.unlike_speeds) continue;
+            other.by_speed = by_speed;
+            if (seen.insert(ToString(other)).second) others.push_back(other);
+          }
+        }
+      }
     }
   }
   return others;

@@ -41,6 +41,12 @@ bool IsBalancedByZigzag(const SearchSpace& space, const Strategy& strategy);
 std::vector<Strategy> OtherContexts(const SearchSpace& space,
                                     const std::vector<Strategy>& strategies);
 
+// The pipelines among them in each schedule of one chunk or several, at each
+// level of recomputation, and on unlike devices with equal work and with work
+// by speed; each once.
+std::vector<Strategy> OtherSchedules(const SearchSpace& space,
+                                     const std::vector<Strategy>& strategies);
+
 // `strategy` with each possible number of samples in a microbatch, as above;
 // none where the replicas do not divide the batch.
 std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy);

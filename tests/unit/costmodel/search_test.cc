@@ -11,6 +11,7 @@
 #include "costmodel/whatif/fabric.h"
 #include "planner/io/importer.h"
 #include "planner/io/json_value.h"
+#include "planner/plan/recompute.h"
 #include "planner/plan/work_shares.h"
 #include "planner/search/constraints.h"
 #include "planner/search/fit.h"
@@ -95,6 +96,37 @@ INSTANTIATE_TEST_SUITE_P(
     Search, Offloading,
     testing::Values(Crowded{"dgx-a100-80gb:1x1", "mbs=1,recompute=full"},
                     Crowded{"dgx-a100-80gb:1x3", "pp=3,mbs=1,recompute=full"}));
+
+// Where nothing fits but with all state on the host, a schedule that splits
+// backwards is the best there, too.
+TEST(Search, TriesSchedulesOfWhatOffloads) {
+  const Graph graph = Gpt2(4);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:1x3").value();
+  // Beside the kernels, copies take next to nothing.
+  for (DeviceType& type : cluster.device_types) type.slowness = 1000;
+  const std::string plain =
+      "pp=3,mbs=1,recompute=full,"
+      "offload=optimizer:host,gradients:host,parameters:host";
+  const auto priced = [&](const std::string& strategy) {
+    const SearchSpace space(graph, cluster);
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    return evaluator.Evaluate(Uniform(space, strategy));
+  };
+  const std::string split = plain + ",schedule=zb-h1";
+  Bytes needed;
+  for (const MemoryUse& use : priced(split).memory) {
+    needed = Max(needed, use.total);
+  }
+  for (DeviceType& type : cluster.device_types) type.memory = needed;
+  ASSERT_FALSE(priced("pp=3,mbs=1,recompute=full").feasible());
+  ASSERT_LT(priced(split).step_time, priced(plain).step_time);
+  SearchSpace space(graph, cluster);
+  space.constraints =
+      Constraints::Make(space.index, cluster, {.forbid = {{"tp"}}}).value();
+  const SearchResult result = Searched(space).value();
+  ASSERT_TRUE(result.uniform.has_value());
+  EXPECT_LE(result.uniform->evaluation.step_time, priced(split).step_time);
+}
 
 // Over a slow network a pipeline whose optimizers are on the hosts is many
 // times as fast as data parallelism that gathers parameters, which fits, too.
@@ -206,7 +238,7 @@ TEST(Fits, SharesOutStages) {
       FitByRecomputing(space, evaluator, Uniform(space, "pp=2,mbs=1"));
   ASSERT_TRUE(uniform.has_value());
   const std::vector<FoundPlan> fitted = FittedPlans(
-      space, evaluator, {}, {strategy}, 1, Score(), [] { return false; });
+      space, evaluator, {}, {strategy}, 1, Score(), 1, [] { return false; });
   ASSERT_FALSE(fitted.empty());
   for (size_t i = 0; i < fitted.size(); ++i) {
     EXPECT_TRUE(fitted[i].evaluation.feasible());
@@ -219,7 +251,7 @@ TEST(Fits, SharesOutStages) {
   EXPECT_LE(fitted[0].evaluation.step_time, uniform->evaluation.step_time);
   // Nothing is better than a plan that takes no time.
   EXPECT_TRUE(FittedPlans(space, evaluator, {}, {strategy}, 1,
-                          {Duration{}, Bytes{}, /*feasible=*/true},
+                          {Duration{}, Bytes{}, /*feasible=*/true}, 1,
                           [] { return false; })
                   .empty());
 }
@@ -360,7 +392,7 @@ TEST(Starts, OffloadAPartWhereThatIsFaster) {
   }
   const auto never = [] { return false; };
   const std::vector<FoundPlan> fitted =
-      PartlyOffloaded(space, evaluator, none, 4, 1'000'000, Score(), never);
+      PartlyOffloaded(space, evaluator, none, 4, 1'000'000, Score(), 1, never);
   ASSERT_FALSE(fitted.empty());
   for (size_t i = 0; i < fitted.size(); ++i) {
     EXPECT_TRUE(fitted[i].evaluation.feasible());
@@ -372,10 +404,20 @@ TEST(Starts, OffloadAPartWhereThatIsFaster) {
   // Nothing is better than a plan that takes no time, and nothing is simulated
   // that is too large.
   EXPECT_TRUE(PartlyOffloaded(space, evaluator, none, 4, 1'000'000,
-                              {Duration{}, Bytes{}, /*feasible=*/true}, never)
+                              {Duration{}, Bytes{}, /*feasible=*/true}, 1,
+                              never)
                   .empty());
-  EXPECT_TRUE(
-      PartlyOffloaded(space, evaluator, none, 4, 10, Score(), never).empty());
+  EXPECT_TRUE(PartlyOffloaded(space, evaluator, none, 4, 10, Score(), 1, never)
+                  .empty());
+  // The same on more threads; and what was guessed in time is fitted.
+  const auto on_two =
+      PartlyOffloaded(space, evaluator, none, 4, 1'000'000, Score(), 2, never);
+  ASSERT_EQ(on_two.size(), fitted.size());
+  EXPECT_EQ(on_two[0].plan, fitted[0].plan);
+  int asked = 0;
+  EXPECT_FALSE(PartlyOffloaded(space, evaluator, none, 4, 1'000'000, Score(), 1,
+                               never, [&] { return ++asked > 2; })
+                   .empty());
 }
 
 // A recommender's tables are split over all devices, and its layers by samples:
@@ -580,6 +622,26 @@ TEST(UniformStrategies, HaveOtherContexts) {
     EXPECT_EQ(s.cp, 2);
   }
   EXPECT_EQ(texts, (std::set<std::string>{"gather zigzag", "ring zigzag"}));
+}
+
+// Of four layers in two stages: one chunk in four schedules, two chunks
+// interleaved, each at three levels of recomputation; not twice where two
+// differ in these alone, and of what is no pipeline none.
+TEST(UniformStrategies, HaveOtherSchedules) {
+  const Graph graph = Gpt2(4);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x2").value();
+  const std::vector<Strategy> from = {
+      ParseStrategy("dp=2,mbs=1").value(), ParseStrategy("pp=2,mbs=1").value(),
+      ParseStrategy("pp=2,mbs=1,recompute=full").value()};
+  const std::vector<Strategy> others = OtherSchedules({graph, cluster}, from);
+  std::set<std::string> texts;
+  for (const Strategy& s : others) {
+    texts.insert(s.schedule + std::to_string(s.vp));
+    EXPECT_EQ(s.pp, 2);
+  }
+  EXPECT_EQ(texts, (std::set<std::string>{"1f1b1", "gpipe1", "interleaved2",
+                                          "zb-h11", "zb-h21"}));
+  EXPECT_EQ(others.size(), 5 * RecomputeLevels().size());
 }
 
 // Beyond what is tried by itself, all of them along the height of an image.

@@ -59,7 +59,7 @@ class FitsConstraints : public ::testing::Test {
         Constraints::Make(space_.index, cluster_, texts).value();
     const ThirdsObjective objective(space_.index,
                                     cluster_.TypeOf(DeviceId(0)).memory);
-    return FittedPlans(space_, objective, {}, strategies, 1, Score(), Never);
+    return FittedPlans(space_, objective, {}, strategies, 1, Score(), 1, Never);
   }
   bool RunsAgain(const Plan& plan, size_t block) const {
     return std::ranges::any_of(
@@ -109,7 +109,7 @@ TEST(Fits, SharesOutStagesBySpeed) {
   const SearchSpace space(graph, cluster);
   const testing::ToyObjective objective(graph);
   const auto fitted = FittedPlans(space, objective, {}, {Parsed("pp=2,mbs=4")},
-                                  1, Score(), Never);
+                                  1, Score(), 1, Never);
   ASSERT_FALSE(fitted.empty());
   const Plan& plan = fitted[0].plan;
   std::vector<int> nodes(2, 0);
