@@ -41,6 +41,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // One rank: its world, its device, and vectors that live there.
@@ -517,8 +518,14 @@ std::string RunCase(const std::string& name, int rank, int n, int port,
   if (!device) return device.error().ToString();
   CommOptions options;
   options.timeout = Duration::FromSeconds(timeout);
+  std::string waited_for;
+  options.waiting = [&](const std::string& who) { waited_for += who; };
+  // Rank 0 says so after 5 s.
+  const bool late = name == "LateToMeet";
+  if (late && rank == 1) std::this_thread::sleep_for(std::chrono::seconds(8));
   auto world = MakeNcclWorld(rank, n, **store, **device, options);
   if (!world) return world.error().ToString();
+  if (late) return waited_for;
   Rank here(**world, **device);
   for (const auto& cases :
        {std::span<const Case>(kCases), std::span<const Case>(kFailureCases)}) {
@@ -651,6 +658,10 @@ TEST_F(NcclFailureGpuTest, TimeoutNamesRankOperationAndTask) {
   EXPECT_THAT(results[0], HasSubstr("rank 0, in task 'task0', barrier"));
   EXPECT_THAT(results[0], HasSubstr("group {0,1}"));
   EXPECT_THAT(results[0], HasSubstr("waited longer than 2 s"));
+}
+
+TEST_F(NcclFailureGpuTest, ARankThatHasNotComeIsNamed) {
+  EXPECT_THAT(RunRanks("LateToMeet", 2), ElementsAre("rank 1", ""));
 }
 
 // Who waits asks its store again and again.
