@@ -1,8 +1,6 @@
-#include <unistd.h>
-
 #include <algorithm>
+#include <chrono>
 #include <climits>
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <span>
@@ -25,6 +23,7 @@
 #include "tools/answer_time.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
+#include "tools/progress_line.h"
 #include "tools/search_choice.h"
 #include "tools/search_limits.h"
 #include "tools/search_output.h"
@@ -42,28 +41,6 @@ std::string ProgressText(const SearchProgress& progress) {
       progress.feasible ? "best step " : "nothing fits yet; least bad step ";
   return text + FormatTime(progress.best);
 }
-
-// Rewrites one line of a terminal; elsewhere prints a line every few seconds.
-class ProgressLine {
- public:
-  void Show(const SearchProgress& progress) {
-    if (terminal_) {
-      std::fprintf(stderr, "\r%-78s", ProgressText(progress).c_str());
-    } else if (progress.seconds >= next_s_) {
-      std::fprintf(stderr, "%s\n", ProgressText(progress).c_str());
-      next_s_ = progress.seconds + kSecondsBetweenLines;
-    }
-    std::fflush(stderr);
-  }
-  ~ProgressLine() {
-    if (terminal_) std::fprintf(stderr, "\r%-78s\r", "");
-  }
-
- private:
-  static constexpr double kSecondsBetweenLines = 2;
-  const bool terminal_ = isatty(STDERR_FILENO) != 0;
-  double next_s_ = kSecondsBetweenLines;
-};
 
 // Plans near that of --from, at most.
 constexpr size_t kAdapted = 8;
@@ -229,9 +206,46 @@ Error NoneFits(const Options& options, const Evaluation& step) {
 Result<SearchResult> SearchWithProgress(const SearchSpace& space,
                                         const Evaluator& evaluator,
                                         SearchOptions search) {
-  ProgressLine line;
-  search.progress = [&](const SearchProgress& p) { line.Show(p); };
+  ProgressLine line(std::chrono::seconds(2), /*rewrites=*/true);
+  search.progress = [&](const SearchProgress& p) {
+    line.Show(ProgressText(p));
+  };
   return Search(space, evaluator, search);
+}
+
+// All three outlive the search. What does not hold of the starts is in the
+// inputs' warnings.
+Result<SearchOptions> SearchOptionsFor(const Options& options,
+                                       const SearchSpace& space,
+                                       Inputs& inputs) {
+  SearchOptions search = SearchOptionsOf(options);
+  TESSERA_TRY(search.starts, StartsOf(options, space, inputs));
+  search.candidates = static_cast<size_t>(std::max(1, options.confirm));
+  search.share_links = options.confirm > 0;
+  search.stop = &CatchInterrupts();
+  search.more_starts =
+      StartsOnParts(inputs.graph, inputs.cluster,
+                    {inputs.profile_or_null(), options.training,
+                     space.constraints, search.threads, search.stop});
+  if (options.output.empty()) return search;
+  // So that what is killed leaves what it had. Whether the file can be written
+  // is told at the end.
+  search.keep = [&](Plan plan) {
+    NameAxes(space.index, plan);
+    (void)WritePlan(options.output, inputs.graph, plan).has_value();
+  };
+  return search;
+}
+
+Result<void> Print(const Options& options, const SearchAnswer& answer) {
+  if (options.json) {
+    TESSERA_TRY(const Json json, SearchJson(options, answer));
+    std::cout << json.ToString() << "\n";
+  } else {
+    std::cout << SearchText(options, answer);
+  }
+  std::cout.flush();
+  return {};
 }
 
 Result<void> CheckFlags(const Options& options) {
@@ -263,8 +277,7 @@ Result<int> RunSearch(const Options& options) {
   SearchSpace space(inputs.graph, inputs.cluster);
   TESSERA_TRY(space.constraints,
               ConstraintsOf(options, space.index, inputs.cluster));
-  SearchOptions search = SearchOptionsOf(options);
-  TESSERA_TRY(search.starts, StartsOf(options, space, inputs));
+  TESSERA_TRY(SearchOptions search, SearchOptionsFor(options, space, inputs));
   PrintWarnings(inputs);
   // All that is done is within the limit, from reading on.
   AnswerTime time(space, evaluator, clock, search.time_limit);
@@ -272,21 +285,6 @@ Result<int> RunSearch(const Options& options) {
     search.time_limit = std::max(search.time_limit - clock.Seconds(), kNoTime);
     search.answer_time = [&](const Plan& plan) {
       return time.SecondsToKeep(plan);
-    };
-  }
-  search.candidates = static_cast<size_t>(std::max(1, options.confirm));
-  search.share_links = options.confirm > 0;
-  search.stop = &CatchInterrupts();
-  search.more_starts =
-      StartsOnParts(inputs.graph, inputs.cluster,
-                    {inputs.profile_or_null(), options.training,
-                     space.constraints, search.threads, search.stop});
-  if (!options.output.empty()) {
-    // So that what is killed leaves what it had. Whether the file can be
-    // written is told at the end.
-    search.keep = [&](Plan plan) {
-      NameAxes(space.index, plan);
-      (void)WritePlan(options.output, inputs.graph, plan).has_value();
     };
   }
   const Result<SearchResult> searched =
@@ -329,13 +327,7 @@ Result<int> RunSearch(const Options& options) {
     PrintWarning(FewerCoresText(options, inputs));
     PrintWarning(UnmeasuredText(answer.step.sources, inputs));
   }
-  if (options.json) {
-    TESSERA_TRY(const Json json, SearchJson(options, answer));
-    std::cout << json.ToString() << "\n";
-  } else {
-    std::cout << SearchText(options, answer);
-  }
-  std::cout.flush();
+  TESSERA_RETURN_IF_ERROR(Print(options, answer));
   TESSERA_RETURN_IF_ERROR(written);
   if (interrupted) return kInterruptedExitCode;
   if (chosen.score.feasible) return 0;
