@@ -372,27 +372,20 @@ Result<int> PrintSettings(const Options& options, const Inputs& inputs,
   return 0;
 }
 
-}  // namespace
+Result<int> ExitCodeOf(const Explanation& e, bool interrupted) {
+  if (interrupted) {
+    return Error{ErrorCode::kInterrupted, "interrupted; what was done is above",
+                 "explain"};
+  }
+  if (e.prediction.evaluation.feasible()) return 0;
+  return Error{
+      ErrorCode::kInfeasible,
+      "the plan cannot run: " + e.prediction.evaluation.violations.front(),
+      "explain"};
+}
 
-Result<int> RunExplain(const Options& options) {
-  if (options.proposals && !options.which_strategy) {
-    return InvalidInput("is of the search of --which-strategy", "--proposals");
-  }
-  if (options.which_strategy && options.Given("--as")) {
-    return InvalidInput("is not for --which-strategy", "--as");
-  }
-  TESSERA_TRY(Inputs inputs, ReadInputs(options));
-  if (!options.Given("--as")) PrintWarning(FewerCoresText(options, inputs));
-  if (options.which_strategy) {
-    PrintWarnings(inputs);
-    return ExplainWhichStrategy(options, inputs);
-  }
-  TESSERA_TRY(Plan plan, PlanOrDataParallel(inputs));
-  WarnOfIdle(plan, inputs);
-  if (options.Given("--as")) {
-    PrintWarnings(inputs);
-    return PrintSettings(options, inputs, plan);
-  }
+// Says why the plan is as it is, what else would cost, and where moves lead.
+Result<int> ExplainPlan(const Options& options, Inputs& inputs, Plan plan) {
   const Used used = UsedBy(inputs.cluster, plan);
   WarnOfIdleCollective(plan, options.training, inputs);
   PrintWarnings(inputs);
@@ -458,15 +451,31 @@ Result<int> RunExplain(const Options& options) {
   if (options.json) {
     std::cout << ExplainJson(inputs, plan, e).ToString() << "\n";
   }
-  if (interrupted) {
-    return Error{ErrorCode::kInterrupted, "interrupted; what was done is above",
-                 "explain"};
+  return ExitCodeOf(e, interrupted);
+}
+
+}  // namespace
+
+Result<int> RunExplain(const Options& options) {
+  if (options.proposals && !options.which_strategy) {
+    return InvalidInput("is of the search of --which-strategy", "--proposals");
   }
-  if (e.prediction.evaluation.feasible()) return 0;
-  return Error{
-      ErrorCode::kInfeasible,
-      "the plan cannot run: " + e.prediction.evaluation.violations.front(),
-      "explain"};
+  if (options.which_strategy && options.Given("--as")) {
+    return InvalidInput("is not for --which-strategy", "--as");
+  }
+  TESSERA_TRY(Inputs inputs, ReadInputs(options));
+  if (!options.Given("--as")) PrintWarning(FewerCoresText(options, inputs));
+  if (options.which_strategy) {
+    PrintWarnings(inputs);
+    return ExplainWhichStrategy(options, inputs);
+  }
+  TESSERA_TRY(Plan plan, PlanOrDataParallel(inputs));
+  WarnOfIdle(plan, inputs);
+  if (options.Given("--as")) {
+    PrintWarnings(inputs);
+    return PrintSettings(options, inputs, plan);
+  }
+  return ExplainPlan(options, inputs, std::move(plan));
 }
 
 }  // namespace tessera
