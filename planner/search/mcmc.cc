@@ -8,7 +8,7 @@
 
 #include "planner/base/divide.h"
 #include "planner/base/threads.h"
-#include "planner/search/starts.h"
+#include "planner/search/chain_starts.h"
 #include "planner/search/tidy.h"
 
 namespace tessera {

@@ -7,16 +7,14 @@
 #include <iterator>
 #include <limits>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 
 #include "planner/base/threads.h"
-#include "planner/plan/axis_roles.h"
 #include "planner/plan/used_part.h"
 #include "planner/search/action_orders.h"
 #include "planner/search/allowed_objective.h"
-#include "planner/search/constraints.h"
+#include "planner/search/constrained_starts.h"
 #include "planner/search/fit.h"
 #include "planner/search/fit_offload.h"
 #include "planner/search/mixed_plans.h"
@@ -28,9 +26,6 @@
 
 namespace tessera {
 namespace {
-
-// Random moves that lead from a uniform plan to a random one.
-constexpr int kRandomMoves = 64;
 
 // The parts of a time limit after which a step ends: rules of thumb, by which
 // each that may be the answer gets some of it.
@@ -66,158 +61,6 @@ constexpr double kWorthOffloading = 0.02;
 constexpr size_t kFewStrategies = 64;
 // Of the best plans, how many get orders of actions of their own.
 constexpr size_t kMostOrdered = 4;
-
-bool AnyOffloads(const Starts& starts) {
-  return std::ranges::any_of(starts.given, Offloads) ||
-         std::ranges::any_of(starts.ranked, Offloads, &FoundPlan::plan);
-}
-
-// `plan` after random moves, each taken as it comes.
-Plan Randomized(const SearchSpace& space, std::span<const Move> moves,
-                Plan plan, bool folded, Rng& rng) {
-  Draft draft(space, std::move(plan));
-  draft.Fold(folded);
-  for (int i = 0; i < kRandomMoves; ++i) {
-    if (DrawMove(moves, rng).Propose(draft, rng)) draft.Keep();
-  }
-  return draft.plan();
-}
-
-// Steps towards the constraints from a plan that breaks some.
-constexpr int kRepairSteps = 20'000;
-
-// A plan that the constraints allow, by random moves from `plan` of which none
-// breaks more of them; nothing where none is found.
-std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
-                             const std::function<bool()>& stop) {
-  SearchSpace free = space;
-  free.constraints = {};
-  const auto violations = [&](const Plan& of) {
-    return space.constraints.Violations(space.index, *space.cluster, of);
-  };
-  const std::vector<Move> moves = MovesFrom(space, {});
-  Draft draft(free, std::move(plan));
-  int broken = violations(draft.plan());
-  for (int i = 0; i < kRepairSteps && broken > 0 && !stop(); ++i) {
-    if (!DrawMove(moves, rng).Propose(draft, rng)) continue;
-    const int then = violations(draft.plan());
-    if (then > broken) {
-      draft.Undo();
-      continue;
-    }
-    broken = then;
-    draft.Keep();
-  }
-  if (broken > 0) return std::nullopt;
-  return draft.plan();
-}
-
-// Uniform plans that give operators what is fixed.
-constexpr size_t kMostGiving = 300;
-
-// Plans that give operators a split: of strategies that differ in more than
-// microbatches and the schedule, and others.
-std::vector<Plan> GivingPlans(const SearchSpace& space,
-                              const std::vector<Strategy>& strategies,
-                              const std::function<bool()>& stop) {
-  std::vector<Plan> giving;
-  if (space.constraints.FixedNodes().empty()) return giving;
-  std::set<std::string> seen;
-  for (const Strategy& strategy : strategies) {
-    if (giving.size() == kMostGiving || stop()) break;
-    Strategy key = strategy;
-    key.mbs = 1;
-    key.schedule = Strategy().schedule;
-    if (!seen.insert(ToString(key)).second) continue;
-    auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
-    if (plan) giving.push_back(*std::move(plan));
-  }
-  // Operators may have degrees that others have no room for: plans that are not
-  // valid as a whole, with tensor parallelism along ever more axes.
-  Plan split = DataParallelPlan(space);
-  if (split.groups.size() != 1) return giving;
-  const DeviceGroup group = split.groups[0];
-  AxisRoles roles;
-  roles.data = group.all_axes();
-  for (size_t a = group.axes.size(); a-- > 0;) {
-    roles.tensor |= AxisSet{1} << a;
-    roles.data &= ~roles.tensor;
-    for (int b = 0; b < std::ssize(space.index.nodes_of_block); ++b) {
-      SetBlock(space.index, b,
-               PlaceBlock(space.index, b, group, GroupId(0), roles), split);
-    }
-    giving.push_back(split);
-  }
-  return giving;
-}
-
-// `plan` with the operators of each fixed key placed as in a uniform plan on
-// the same devices that has the key, in as few microbatches as are allowed
-// where its own number is not; nothing where the constraints do not allow that.
-std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
-                              std::span<const Plan> uniform,
-                              const std::function<bool()>& stop) {
-  const Constraints any_samples = space.constraints.WithAnyMicrobatch();
-  const auto violations = [&](const Plan& of) {
-    return any_samples.Violations(space.index, *space.cluster, of);
-  };
-  int broken = violations(plan);
-  // What a key may be of: how operators are split, whether their layer runs
-  // again, how their weights are stored.
-  enum class Part { kSplit, kAgain, kStored };
-  const Graph& graph = *space.index.graph;
-  const auto give = [&](const Plan& giver, NodeId node, Part part, Plan& to) {
-    OpPlacement& op = to.ops[node.index()];
-    switch (part) {
-      case Part::kSplit: {
-        const bool recompute = op.recompute;
-        op = giver.ops[node.index()];
-        op.recompute = recompute;
-        return;
-      }
-      case Part::kAgain:
-        for (NodeId of_layer :
-             space.index
-                 .nodes_of_block[static_cast<size_t>(graph.node(node).block)]) {
-          to.ops[of_layer.index()].recompute =
-              giver.ops[of_layer.index()].recompute;
-        }
-        return;
-      case Part::kStored:
-        for (TensorId operand : graph.node(node).operands) {
-          const int weight = space.weight_of_tensor[operand.index()];
-          if (weight < 0) continue;
-          to.weights[static_cast<size_t>(weight)] =
-              giver.weights[static_cast<size_t>(weight)];
-        }
-    }
-  };
-  for (const auto& nodes : space.constraints.FixedNodes()) {
-    for (const Part part : {Part::kSplit, Part::kAgain, Part::kStored}) {
-      for (const Plan& giver : uniform) {
-        if (broken == 0 || stop()) break;
-        if (!std::ranges::equal(plan.groups, giver.groups, SameMesh)) continue;
-        Plan spliced = plan;
-        for (NodeId node : nodes) give(giver, node, part, spliced);
-        if (!MakeCanonical(space, spliced)) continue;
-        const int then = violations(spliced);
-        if (then >= broken) continue;
-        broken = then;
-        plan = std::move(spliced);
-      }
-    }
-  }
-  if (broken > 0) return std::nullopt;
-  if (Allowed(space, plan)) return plan;
-  for (const int m :
-       Divisors(space.index.graph->global_batch, kMostMicrobatches)) {
-    Plan cut = plan;
-    cut.microbatches = m;
-    if (MakeCanonical(space, cut) && Allowed(space, cut)) return cut;
-    if (stop()) break;
-  }
-  return std::nullopt;
-}
 
 // The best `count` different plans of both lists. Unless `all` that could be
 // swept is there, it ends with the last of them: behind it others may be better
@@ -766,56 +609,6 @@ class StartFinder {
 Result<Starts> FindStarts(const SearchSpace& space, const Objective& objective,
                           const SearchOptions& options, SearchClock& clock) {
   return StartFinder(space, objective, options, clock).Find();
-}
-
-std::vector<Move> MovesFrom(const SearchSpace& space, const Starts& starts) {
-  std::vector<Move> moves(Moves().begin(), Moves().end());
-  const bool offloads = AnyOffloads(starts);
-  for (Move& move : moves) {
-    if ((move.needs == MoveNeeds::kOffloads && !offloads) ||
-        (move.needs == MoveNeeds::kUnlikeDevices && !space.unlike_speeds)) {
-      move.weight = 0;
-    }
-  }
-  return moves;
-}
-
-bool IsFolded(const Starts& starts, int chain) {
-  return chain % (2 * kRungs) != kRungs && !AnyOffloads(starts);
-}
-
-Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
-             const Starts& starts, int chain, uint64_t seed) {
-  if (chain < std::ssize(starts.given)) {
-    return starts.given[static_cast<size_t>(chain)];
-  }
-  const auto turn = static_cast<size_t>(chain) - starts.given.size();
-  if (turn % 2 == 0) {
-    return starts.ranked[turn / 2 % starts.ranked.size()].plan;
-  }
-  std::vector<const Plan*> rest;
-  for (const Plan& plan : starts.baselines) rest.insert(rest.begin(), &plan);
-  const auto second = rest.begin() + (rest.empty() ? 0 : 1);
-  rest.insert(second, nullptr);  // the random one
-  for (const std::optional<Plan>* plan : {&starts.other, &starts.unlike}) {
-    if (*plan) rest.insert(std::ranges::find(rest, nullptr), &**plan);
-  }
-  const Plan* const plan = rest[turn / 2 % rest.size()];
-  if (plan != nullptr) return *plan;
-  // A stream of its own, apart from the chain's.
-  Rng rng(seed, (uint64_t{1} << 32) + static_cast<uint64_t>(chain));
-  return Randomized(space, moves, starts.ranked[0].plan,
-                    IsFolded(starts, chain), rng);
-}
-
-Plan RandomStart(const SearchSpace& space, std::span<const Move> moves,
-                 const Starts& starts, bool folded, Rng& rng) {
-  const size_t draw = rng.Below(
-      static_cast<uint32_t>(starts.ranked.size() + starts.baselines.size()));
-  const Plan& from = draw < starts.ranked.size()
-                         ? starts.ranked[draw].plan
-                         : starts.baselines[draw - starts.ranked.size()];
-  return Randomized(space, moves, from, folded, rng);
 }
 
 }  // namespace tessera
