@@ -180,7 +180,7 @@ int QuestionsOf(const Options& options) {
          (options.cheapest.empty() ? 0 : 1) + (options.fit ? 1 : 0);
 }
 
-Result<void> CheckFlags(const Options& options) {
+Result<void> CheckCsv(const Options& options) {
   if (options.json && options.csv) {
     return InvalidInput("give --json or --csv, not both", "--csv");
   }
@@ -195,6 +195,12 @@ Result<void> CheckFlags(const Options& options) {
     return InvalidInput("does not have --jitter and --sensitivity; --json has",
                         "--csv");
   }
+  return {};
+}
+
+// That each flag has what it is of.
+Result<void> CheckNeeds(const Options& options) {
+  const int questions = QuestionsOf(options);
   if (options.Given("--samples") && options.jitter == 0) {
     return InvalidInput("needs --jitter SHARE", "--samples");
   }
@@ -239,8 +245,12 @@ Result<void> CheckFlags(const Options& options) {
   if (options.days > 0 && options.cheapest.empty()) {
     return InvalidInput("needs --cheapest CLUSTER,CLUSTER", "--days");
   }
+  return {};
+}
+
+Result<void> CheckOutputs(const Options& options) {
   if (!options.plan_output.empty()) {
-    if (questions > 0 && options.vary.empty()) {
+    if (QuestionsOf(options) > 0 && options.vary.empty()) {
       return InvalidInput(
           "a question has many plans; give --vary, or no "
           "question",
@@ -604,7 +614,9 @@ Result<void> CheckAnswer(const Question& of, const WhatifResult& result) {
 }  // namespace
 
 Result<int> RunWhatif(const Options& options) {
-  TESSERA_RETURN_IF_ERROR(CheckFlags(options));
+  TESSERA_RETURN_IF_ERROR(CheckCsv(options));
+  TESSERA_RETURN_IF_ERROR(CheckNeeds(options));
+  TESSERA_RETURN_IF_ERROR(CheckOutputs(options));
   TESSERA_TRY(Scenario scenario, ScenarioOf(options));
   TESSERA_TRY(std::vector<Axis> axes, AxesOf(options, scenario));
   TESSERA_RETURN_IF_ERROR(CheckCells(options, axes));
