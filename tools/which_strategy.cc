@@ -1,6 +1,7 @@
 #include "tools/which_strategy.h"
 
 #include <algorithm>
+#include <functional>
 #include <iostream>
 
 #include "costmodel/evaluate/evaluator.h"
@@ -282,6 +283,51 @@ double NetworkOfDevice(const Cluster& cluster) {
   return bandwidth / static_cast<double>(devices);
 }
 
+namespace {
+
+// Of each approach; those that offload only where they are advised.
+std::vector<Answer> AnswersOf(const Advice& advice, const SearchSpace& space,
+                              const Evaluator& evaluator, int threads,
+                              const std::function<bool()>& stop) {
+  std::vector<Answer> answers;
+  for (const Approach& approach : Approaches()) {
+    Answer answer;
+    answer.approach = &approach;
+    answer.advised = std::ranges::find(advice.approaches, approach.name) !=
+                     advice.approaches.end();
+    if (approach.offloads && !answer.advised) continue;
+    answer.best = BestOf(approach, space, evaluator, threads, stop);
+    if (!answer.best && !stop()) answer.impossible = WhyNone(approach, space);
+    answers.push_back(std::move(answer));
+  }
+  return answers;
+}
+
+// What the search finds from these, confirmed with shared links.
+Result<std::vector<FoundPlan>> SearchFrom(const std::vector<FoundPlan>& starts,
+                                          const Options& options,
+                                          const Inputs& inputs,
+                                          const SearchSpace& space,
+                                          const Evaluator& evaluator) {
+  SearchOptions search = SearchOptionsOf(options);
+  search.share_links = true;
+  search.candidates = kCandidates;
+  search.stop = &CatchInterrupts();
+  search.more_starts =
+      StartsOnParts(inputs.graph, inputs.cluster,
+                    {inputs.profile_or_null(), options.training,
+                     space.constraints, search.threads, search.stop});
+  for (const FoundPlan& start : starts) search.starts.push_back(start.plan);
+  auto result = Search(space, evaluator, search);
+  if (!result && search.stop->load()) {
+    return Error{ErrorCode::kInterrupted, "interrupted", "explain"};
+  }
+  if (!result) return result.error();
+  return std::move(result->candidates);
+}
+
+}  // namespace
+
 Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
   const SearchSpace space(inputs.graph, inputs.cluster);
   const Evaluator evaluator(inputs.graph, inputs.cluster,
@@ -299,16 +345,7 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
                   ReferenceLink(inputs.cluster, LinkClass::kPcie).has_value(),
                   c.network >= kFastNetwork, threads, stop);
   c.advice = &AdviceFor(c.situation);
-  for (const Approach& approach : Approaches()) {
-    Answer answer;
-    answer.approach = &approach;
-    answer.advised = std::ranges::find(c.advice->approaches, approach.name) !=
-                     c.advice->approaches.end();
-    if (approach.offloads && !answer.advised) continue;
-    answer.best = BestOf(approach, space, evaluator, threads, stop);
-    if (!answer.best && !stop()) answer.impossible = WhyNone(approach, space);
-    c.answers.push_back(std::move(answer));
-  }
+  c.answers = AnswersOf(*c.advice, space, evaluator, threads, stop);
   // The best plan of each answer, then what may be the answer here.
   std::vector<FoundPlan> plans;
   for (const Answer& answer : c.answers) {
@@ -323,21 +360,9 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
   if (inputs.plan) {
     plans.push_back({*inputs.plan, evaluator.Evaluate(*inputs.plan)});
   } else {
-    SearchOptions search = SearchOptionsOf(options);
-    search.share_links = true;
-    search.candidates = kCandidates;
-    search.stop = &interrupted;
-    search.more_starts =
-        StartsOnParts(inputs.graph, inputs.cluster,
-                      {inputs.profile_or_null(), options.training,
-                       space.constraints, search.threads, search.stop});
-    for (const FoundPlan& answer : plans) search.starts.push_back(answer.plan);
-    auto result = Search(space, evaluator, search);
-    if (!result && interrupted) {
-      return Error{ErrorCode::kInterrupted, "interrupted", "explain"};
-    }
-    if (!result) return result.error();
-    std::ranges::move(result->candidates, std::back_inserter(plans));
+    auto found = SearchFrom(plans, options, inputs, space, evaluator);
+    if (!found) return found.error();
+    std::ranges::move(*found, std::back_inserter(plans));
     c.searched = true;
   }
   c.shares_links = ShareLinks(evaluator, plans);
