@@ -720,6 +720,87 @@ std::string WhatifText(const WhatifResult& result) {
   return out;
 }
 
+namespace {
+
+Json ScalingJson(const WhatifResult& result) {
+  const auto point = [&](const ScalingPoint& p) {
+    Json row = Json::Object({{"efficiency", p.efficiency}});
+    // A prediction has its own.
+    if (!p.cell.prediction) {
+      row.Set("nodes", p.nodes).Set("devices", p.devices);
+    }
+    row.Extend(CellJson(p.cell, {}));
+    return row;
+  };
+  return Json::Object(
+      {{"kind", result.weak ? "weak" : "strong"},
+       {"limit", result.scaling_limit},
+       {"devices", result.scaling->devices},
+       {"too_many", result.scaling->too_many},
+       {"most_tried", result.scaling->most},
+       {"points", Json::ArrayOf(result.scaling->points, point)}});
+}
+
+Json CheapestJson(const Cheapest& cheapest) {
+  const auto offer = [&](const Offer& o) {
+    Json row = Json::Object({{"cluster", o.cluster}, {"refused", o.refused}});
+    row.Extend(CellJson(o.cell, {}));
+    return row;
+  };
+  const auto& best = cheapest.best;
+  return Json::Object(
+      {{"best", best ? Json(cheapest.offers[*best].cluster) : Json()},
+       {"as_cheap",
+        Json::ArrayOf(best ? AsCheap(cheapest) : std::vector<const Offer*>(),
+                      [](const Offer* o) { return o->cluster; })},
+       {"offers", Json::ArrayOf(cheapest.offers, offer)}});
+}
+
+Json FitJson(const Fit& fit) {
+  const auto change = [](const FitChange& c) {
+    return Json::Object({{"change", c.change},
+                         {"keys", c.keys},
+                         {"strategy", c.strategy},
+                         {"step_time_s", c.step_time.seconds()},
+                         {"memory_bytes", c.memory.value}});
+  };
+  const auto of_price = [&](int64_t bytes) {
+    return fit.step_time > Duration{} ? Json(bytes) : Json();
+  };
+  return Json::Object(
+      {{"fits", fit.fits},
+       {"problem", fit.problem},
+       {"plan", fit.plan},
+       {"strategy", OrNull(fit.strategy)},
+       {"step_time_s", StepTimeJson(fit.step_time)},
+       {"memory_bytes", of_price(fit.memory.value)},
+       {"memory_capacity_bytes", fit.capacity.value},
+       {"memory_needed_bytes", of_price(fit.memory_needed.value)},
+       {"changes", Json::ArrayOf(fit.changes, change)}});
+}
+
+std::string FitCsv(const Fit& fit) {
+  std::string out;
+  out += CsvLine({"change", "strategy", "step_time_s", "memory_bytes",
+                  "memory_capacity_bytes", "fits", "problem"});
+  const auto line = [&](const std::string& change, const std::string& strategy,
+                        Duration step, Bytes memory,
+                        const std::string& problem) {
+    out += CsvLine({change, strategy, CsvNumber(step.seconds()),
+                    std::to_string(memory.value),
+                    std::to_string(fit.capacity.value),
+                    problem.empty() ? "true" : "false", problem});
+  };
+  line("", fit.strategy.value_or(fit.plan), fit.step_time, fit.memory,
+       fit.problem);
+  for (const FitChange& change : fit.changes) {
+    line(change.change, change.strategy, change.step_time, change.memory, "");
+  }
+  return out;
+}
+
+}  // namespace
+
 Json WhatifJson(const WhatifResult& result) {
   Json json = Json::Object(
       {{"model", result.model},
@@ -734,90 +815,15 @@ Json WhatifJson(const WhatifResult& result) {
                                      {"mean_s", result.jitter->mean},
                                      {"samples", result.jitter->samples}}));
   }
-  if (result.scaling) {
-    const auto point = [&](const ScalingPoint& p) {
-      Json row = Json::Object({{"efficiency", p.efficiency}});
-      // A prediction has its own.
-      if (!p.cell.prediction) {
-        row.Set("nodes", p.nodes).Set("devices", p.devices);
-      }
-      row.Extend(CellJson(p.cell, {}));
-      return row;
-    };
-    json.Set("scaling",
-             Json::Object(
-                 {{"kind", result.weak ? "weak" : "strong"},
-                  {"limit", result.scaling_limit},
-                  {"devices", result.scaling->devices},
-                  {"too_many", result.scaling->too_many},
-                  {"most_tried", result.scaling->most},
-                  {"points", Json::ArrayOf(result.scaling->points, point)}}));
-  }
-  if (result.cheapest) {
-    const auto offer = [&](const Offer& o) {
-      Json row = Json::Object({{"cluster", o.cluster}, {"refused", o.refused}});
-      row.Extend(CellJson(o.cell, {}));
-      return row;
-    };
-    const auto& best = result.cheapest->best;
-    json.Set("cheapest",
-             Json::Object(
-                 {{"best", best ? Json(result.cheapest->offers[*best].cluster)
-                                : Json()},
-                  {"as_cheap",
-                   Json::ArrayOf(best ? AsCheap(*result.cheapest)
-                                      : std::vector<const Offer*>(),
-                                 [](const Offer* o) { return o->cluster; })},
-                  {"offers", Json::ArrayOf(result.cheapest->offers, offer)}}));
-  }
-  if (result.fit) {
-    const Fit& fit = *result.fit;
-    const auto change = [](const FitChange& c) {
-      return Json::Object({{"change", c.change},
-                           {"keys", c.keys},
-                           {"strategy", c.strategy},
-                           {"step_time_s", c.step_time.seconds()},
-                           {"memory_bytes", c.memory.value}});
-    };
-    const auto of_price = [&](int64_t bytes) {
-      return fit.step_time > Duration{} ? Json(bytes) : Json();
-    };
-    json.Set("fit",
-             Json::Object(
-                 {{"fits", fit.fits},
-                  {"problem", fit.problem},
-                  {"plan", fit.plan},
-                  {"strategy", OrNull(fit.strategy)},
-                  {"step_time_s", StepTimeJson(fit.step_time)},
-                  {"memory_bytes", of_price(fit.memory.value)},
-                  {"memory_capacity_bytes", fit.capacity.value},
-                  {"memory_needed_bytes", of_price(fit.memory_needed.value)},
-                  {"changes", Json::ArrayOf(fit.changes, change)}}));
-  }
+  if (result.scaling) json.Set("scaling", ScalingJson(result));
+  if (result.cheapest) json.Set("cheapest", CheapestJson(*result.cheapest));
+  if (result.fit) json.Set("fit", FitJson(*result.fit));
   return json;
 }
 
 std::string WhatifCsv(const WhatifResult& result) {
+  if (result.fit) return FitCsv(*result.fit);
   std::string out;
-  if (result.fit) {
-    const Fit& fit = *result.fit;
-    out += CsvLine({"change", "strategy", "step_time_s", "memory_bytes",
-                    "memory_capacity_bytes", "fits", "problem"});
-    const auto line = [&](const std::string& change,
-                          const std::string& strategy, Duration step,
-                          Bytes memory, const std::string& problem) {
-      out += CsvLine({change, strategy, CsvNumber(step.seconds()),
-                      std::to_string(memory.value),
-                      std::to_string(fit.capacity.value),
-                      problem.empty() ? "true" : "false", problem});
-    };
-    line("", fit.strategy.value_or(fit.plan), fit.step_time, fit.memory,
-         fit.problem);
-    for (const FitChange& change : fit.changes) {
-      line(change.change, change.strategy, change.step_time, change.memory, "");
-    }
-    return out;
-  }
   if (result.scaling) {
     out += CsvLine(CellHeading({"nodes", "efficiency"}));
     for (const ScalingPoint& point : result.scaling->points) {
