@@ -15,9 +15,7 @@ ip netns add "tessera$$x" 2>/dev/null || skip "no right to make namespaces"
 ip netns del "tessera$$x"
 
 a=tessera$$a b=tessera$$b
-# shellcheck disable=SC2046 # a word for each
-trap 'kill -KILL $(jobs -rp) 2>/dev/null || true
-  ip netns del $a; ip netns del $b; rm -rf "$work"' EXIT
+trap 'end_jobs; ip netns del $a; ip netns del $b; rm -rf "$work"' EXIT
 ip netns add $a
 ip netns add $b
 ip link add eth1 netns $a type veth peer name eth1 netns $b ||

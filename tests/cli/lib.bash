@@ -5,9 +5,20 @@ set -euo pipefail
 tessera=${TESSERA_BINARY:?the binary under test}
 examples=${TESSERA_EXAMPLES:?the folder examples/}
 work=$(mktemp -d)
+
+# end PID: it, and all that it has started, which a launcher that is killed would
+# leave.
+end() {
+  local child
+  for child in $(pgrep -P "$1"); do end "$child"; done
+  kill -KILL "$1" 2>/dev/null || true
+}
 # What a test that fails has started would go on for long.
-# shellcheck disable=SC2046 # a word for each
-trap 'kill -KILL $(jobs -rp) 2>/dev/null || true; rm -rf "$work"' EXIT
+end_jobs() {
+  local job
+  for job in $(jobs -rp); do end "$job"; done
+}
+trap 'end_jobs; rm -rf "$work"' EXIT
 
 # A small model, and its text.
 # shellcheck disable=SC2034 # for the tests
@@ -21,18 +32,22 @@ fail() {
   exit 1
 }
 
-# await COMMAND…: until COMMAND succeeds; longer than any machine needs.
+# await COMMAND…: until COMMAND succeeds by what jobs in the background do; longer
+# than any machine needs.
 await() {
+  local running
   for _ in $(seq 1800); do
+    running=$(jobs -rp)
     if "$@"; then return; fi
+    [[ -n $running ]] || break
     sleep 0.1
   done
-  fail "awaited in vain: $* ($(cat "$work"/*err* 2>/dev/null))"
+  fail "awaited in vain: $* ($(cat "$work"/*err* "$work/out" 2>/dev/null))"
 }
 
 # For rank 0 to listen on, as are the next three: tests beside this one, whose
-# processes have other numbers, have others, and the system gives none of them to
-# who connects.
+# processes have other numbers, have others as a rule, and the system gives none
+# of them to who connects.
 # shellcheck disable=SC2034
 free_port=$((20000 + 4 * ($$ % 2500)))
 
