@@ -143,6 +143,7 @@ NODES=1 NODE_RANK=0 MASTER_ADDR=a timeout 120 "$examples/launch/ranks.sh" 3 \
     2) trap "echo told >>\"$0\"" TERM ;;
   esac
   : >"$0.$RANK"
+  for _ in $(seq 600); do [[ ! -e $0 ]] || break; sleep 0.1; done
   for _ in $(seq 20); do sleep 0.1; done' "$work/told" || code=$?
 [[ $code == 4 ]] || fail "exit code $code of a rank that ends with 4"
 [[ $(wc -l <"$work/told") == 1 ]] || fail "told $(wc -l <"$work/told") times"
