@@ -105,6 +105,12 @@ std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
   return plans;
 }
 
+const Cluster& LadderCluster(const Cluster& hosts, const Cluster& planned) {
+  const bool joins = planned.devices.size() == hosts.devices.size() &&
+                     planned.num_nodes() < hosts.num_nodes();
+  return joins ? planned : hosts;
+}
+
 void AddLadder(const Cluster& cluster, ProfileCases& cases) {
   const std::string& device = cluster.TypeOf(DeviceId(0)).name;
   const auto ranks = static_cast<int>(cluster.devices.size());

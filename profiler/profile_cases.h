@@ -35,6 +35,11 @@ std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
 // sizes.
 void AddLadder(const Cluster& cluster, ProfileCases& cases);
 
+// Of which cluster the ladder is where the ranks' hosts are the nodes of
+// `hosts` and plans are for `planned`: of that one where it is of the same
+// ranks and joins hosts to nodes, as NVLink may (GB200 NVL72).
+const Cluster& LadderCluster(const Cluster& hosts, const Cluster& planned);
+
 // What `plans` run: kernels and copies of `cluster`'s devices, and what the
 // exchanges of the ladder are worth to them. Work that is priced by the host's
 // figures (copies between tiers, optimizers on the host of a GPU) is none, nor

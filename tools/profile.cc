@@ -1,7 +1,5 @@
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
+#include <chrono>
 #include <iostream>
 #include <map>
 #include <optional>
@@ -22,6 +20,7 @@
 #include "tools/job_ranks.h"
 #include "tools/json.h"
 #include "tools/origin.h"
+#include "tools/progress_line.h"
 #include "tools/text.h"
 #include "tools/verb.h"
 
@@ -97,18 +96,20 @@ Result<void> ReadGpus(const Options& options,
   const GpuShare& gpu = *share;
   std::string warning;
   TESSERA_TRY(
-      Cluster cluster,
+      const Cluster cluster,
       ClusterOfGpus(gpu.gpu, job.ranks, here.local_size, gpu.ranks, &warning));
-  AddLadder(cluster, job.cases);
   const std::string name = cluster.device_types[0].name;
-  TESSERA_TRY(job.inputs, ReadInputs(options, std::move(cluster)));
-  if (!warning.empty()) job.inputs.warnings.push_back(warning);
+  TESSERA_TRY(job.inputs, ReadInputs(options, cluster));
+  if (options.cluster.empty() && !warning.empty()) {
+    job.inputs.warnings.push_back(warning);
+  }
   for (const DeviceType& type : job.inputs.cluster.device_types) {
     if (type.name == name) continue;
     return InvalidInput("cluster '" + job.inputs.cluster.name + "' has '" +
                             type.name + "', and the GPU here is '" + name + "'",
                         "--cluster");
   }
+  AddLadder(LadderCluster(cluster, job.inputs.cluster), job.cases);
   job.origin = OriginOf(job.ranks, /*threads=*/0, gpu.gpu.name);
   return {};
 }
@@ -211,13 +212,18 @@ std::string Summary(const ProfileDb& profile, bool on_host) {
   return FormatTable(table);
 }
 
-void ShowProgress(size_t done, size_t all) {
-  const bool terminal = isatty(STDERR_FILENO) != 0;
-  if (!terminal && done != all && done % 100 != 0) return;
-  std::fprintf(
-      stderr,
-      terminal ? "\rprofiling: %zu of %zu%s" : "profiling: %zu of %zu%s", done,
-      all, terminal && done != all ? "" : "\n");
+// Profiles with a line of progress, if this rank `prints`.
+Result<ProfilerResult> ProfileWithProgress(const ProfileJob& job,
+                                           const RankSeat& seat, bool prints,
+                                           ProfilerOptions profiler) {
+  ProgressLine line(std::chrono::seconds(10), /*rewrites=*/prints);
+  if (prints) {
+    profiler.progress = [&](size_t done, size_t all) {
+      line.Show("profiling: " + std::to_string(done) + " of " +
+                std::to_string(all));
+    };
+  }
+  return Profile(job.cases, *seat.device, *seat.world, profiler);
 }
 
 void PrintJson(const Options& options, const ProfileJob& job,
@@ -258,9 +264,8 @@ Result<int> ProfileInWorld(const Options& options, const ProfileJob& job,
   if (!job.backend->gpu) profiler.cores = CoresOf(job.ranks);
   profiler.under_load = true;
   profiler.stop = &CatchInterrupts();
-  if (prints) profiler.progress = ShowProgress;
   TESSERA_TRY(const ProfilerResult result,
-              Profile(job.cases, *seat.device, *seat.world, profiler));
+              ProfileWithProgress(job, seat, prints, std::move(profiler)));
   if (!prints) return result.interrupted ? kInterruptedExitCode : 0;
   TESSERA_TRY(const ProfileDb profile, write(result.profile));
   if (result.too_large > 0) {

@@ -473,6 +473,20 @@ TEST(AddLadderTest, MessagesOfPairsThatAreAlike) {
   EXPECT_EQ(nodes("dgx-h100:2x3"), std::set<int>());
 }
 
+// Two hosts of four GPUs in one NVLink domain are a node of eight.
+TEST(AddLadderTest, NodesOfSeveralHostsAreThoseOfPlans) {
+  const auto nodes = [](const std::string& hosts, const std::string& planned) {
+    return LadderCluster(MakeCluster(hosts).value(),
+                         MakeCluster(planned).value())
+        .num_nodes();
+  };
+  EXPECT_EQ(nodes("gb200-nvl72:2x4", "gb200-nvl72:1x8"), 1);
+  // Plans for more ranks than there are do not say how these are joined, and a
+  // host is one node at least.
+  EXPECT_EQ(nodes("gb200-nvl72:2x4", "gb200-nvl72:1"), 2);
+  EXPECT_EQ(nodes("dgx-h100:1x8", "dgx-h100:2x4"), 1);
+}
+
 // Ranks have a share of four bytes at least of what is timed: of 512 ranks
 // others' rows begin at 4 KiB.
 TEST(AddLadderTest, SharesAreNotEmpty) {
