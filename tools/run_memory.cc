@@ -136,25 +136,6 @@ double ExportBytes(const PublishedLayout& layout, const Graph& graph) {
   return static_cast<double>(bytes);
 }
 
-// By device: its node, or, of one with more devices than a host has ranks, the
-// host; counted through.
-std::vector<size_t> HostOfEachDevice(const Cluster& cluster, int ranks) {
-  std::vector<size_t> hosts;
-  size_t host = 0;
-  int ranks_of_host = 0;
-  int node = 0;
-  for (const Device& device : cluster.devices) {
-    if (device.node != node || ranks_of_host == ranks) {
-      ++host;
-      ranks_of_host = 0;
-    }
-    node = device.node;
-    ++ranks_of_host;
-    hosts.push_back(host);
-  }
-  return hosts;
-}
-
 }  // namespace
 
 std::string OffloadDirectory(const Options& options) {
@@ -204,8 +185,12 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
       !options.cluster.empty() || SetsMemoryOf("host", options);
   const bool one_host = ranks_here == std::ssize(cluster.devices);
   Bytes memory;  // of this machine
-  const std::vector<size_t> host_of = HostOfEachDevice(cluster, ranks_here);
-  std::vector<Bytes> hosts(host_of.back() + 1);
+  // A host may be several nodes, and a node several hosts.
+  const auto host_of = [&](DeviceId device) {
+    return device.index() / static_cast<size_t>(ranks_here);
+  };
+  std::vector<Bytes> hosts(
+      host_of(DeviceId(static_cast<int>(cluster.devices.size()) - 1)) + 1);
   std::vector<Bytes> disks(hosts.size());
   std::vector<Bytes> nodes(static_cast<size_t>(cluster.num_nodes()));
   std::vector<std::optional<Bytes>> rooms(nodes.size());  // in their memory
@@ -222,7 +207,7 @@ Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
       }
       const auto node =
           static_cast<size_t>(cluster.devices[device.index()].node);
-      const size_t host = host_of[device.index()];
+      const size_t host = host_of(device);
       Bytes kept = host_peaks[s].total;
       if (type.shared_memory) kept += needed;
       hosts[host] += kept;

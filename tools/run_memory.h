@@ -22,10 +22,9 @@ Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan);
 
 // Out of memory is known before the first step: on the devices and nodes of the
 // cluster that was asked for, on the GPU, if ranks have one, and on this
-// machine, where so many ranks run (`ranks_here`): all, or those of a node, or
-// of a part of one that is several hosts (GB200 NVL72). What files of offloaded
-// state take of the storage that rank 0 has them on: its host's, or all where
-// hosts share it (IsOnNetwork).
+// machine, where so many ranks run (`ranks_here`), all or those of a host. What
+// files of offloaded state take of the storage that rank 0 has them on: its
+// host's, or all where hosts share it (IsOnNetwork).
 Result<Bytes> CheckMemory(const Options& options, const Inputs& inputs,
                           const std::optional<GpuShare>& gpu, int ranks_here,
                           const Plan& plan, const TaskGraph& tasks);

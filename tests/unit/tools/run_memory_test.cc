@@ -35,6 +35,8 @@ TEST(CheckMemory, AHostHasTheFilesOfItsOwnRanks) {
   // Of a node that is several hosts 1 of 4, and where that is not known 4.
   EXPECT_EQ(FilesOnFirstHost("dgx-h100:1x4", 1).value * 4, all.value);
   EXPECT_EQ(FilesOnFirstHost("dgx-h100:1x4", 4), all);
+  // Of a host that is two of four nodes 2.
+  EXPECT_EQ(FilesOnFirstHost("dgx-h100:4x1", 2).value * 2, all.value);
 }
 
 }  // namespace
