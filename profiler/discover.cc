@@ -343,9 +343,11 @@ Host HostOfMachine(const Machine& machine, const HostSpeed& speed,
     host.source += std::string("; storage measured by ") +
                    (speed.storage->direct ? "direct" : "buffered") +
                    " reads and writes";
-    host.storage = {speed.storage->free.value * static_cast<int64_t>(hosts)};
-    host.storage_read = speed.storage->read * times;
-    host.storage_write = speed.storage->write * times;
+    const size_t storages = speed.storage->shared ? 1 : hosts;
+    const auto as_fast = static_cast<double>(storages);
+    host.storage = {speed.storage->free.value * static_cast<int64_t>(storages)};
+    host.storage_read = speed.storage->read * as_fast;
+    host.storage_write = speed.storage->write * as_fast;
   }
   return host;
 }
@@ -424,6 +426,25 @@ Cluster ClusterOfCores(const Machine& machine, int ranks,
   cluster.hosts = {HostOfMachine(machine, speed)};
   cluster.hosts[0].device_link = speed.one_core;
   return cluster;
+}
+
+std::vector<std::string> SplitDomains(std::span<const Machine> machines) {
+  std::map<std::string, size_t> nodes;  // by domain
+  for (size_t n = 0; n < machines.size();
+       n += HostsOfNode(machines.subspan(n))) {
+    ++nodes[DomainOf(machines[n])];
+  }
+  nodes.erase("");
+  std::vector<std::string> all;
+  for (const auto& [domain, count] : nodes) {
+    if (count == 1) continue;
+    all.push_back(
+        "NVLink joins hosts that are " + std::to_string(count) +
+        " nodes here, with a network between: they do not stand one "
+        "behind the other, or have more GPUs than one system (domain " +
+        domain + ")");
+  }
+  return all;
 }
 
 std::vector<std::string> Assumptions(const Machine& machine, size_t hosts) {

@@ -25,7 +25,9 @@ struct HostSpeed {
 // The GPUs of `machines`, a node for each; ranks in the order of the nodes and,
 // in a node, of its GPUs. Hosts that stand one behind the other and whose GPUs
 // are all of one NVLink domain (GB200 NVL72) are one node, as in the presets,
-// with what its hosts have together.
+// with what its hosts have together (storage on a network is one); no more of
+// them than have the GPUs of the system that such GPUs are in
+// (Topology::gpus_per_node).
 //
 // Within a node: NVLinks to NVSwitches, which are one switch here, and between
 // GPUs; GPUs and network cards at their PCIe switches, these at the bridge of
@@ -39,6 +41,10 @@ struct HostSpeed {
 // differ in number or that have none.
 Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
                                   const HostSpeed& speed);
+
+// A sentence for each NVLink domain of whose hosts ClusterOfMachines makes
+// several nodes.
+std::vector<std::string> SplitDomains(std::span<const Machine> machines);
 
 // `ranks` ranks on the cores of one host, as the preset local-cpu but with its
 // memory and what was measured.

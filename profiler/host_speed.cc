@@ -92,6 +92,7 @@ Result<StorageSpeed> MeasureStorage(const std::string& directory) {
   TESSERA_TRY(const auto file,
               FileTier::Open({.directory = directory}, Bytes{bytes}));
   speed.direct = file->direct();
+  speed.shared = IsOnNetwork(directory);
   const Buffer buffer = MakeBuffer(bytes);
   const FileTier::Transfer all = {0, buffer.get(), bytes};
   std::array<double, kRuns> writes = {};

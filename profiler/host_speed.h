@@ -25,6 +25,7 @@ struct StorageSpeed {
   BytesPerSecond read;
   BytesPerSecond write;
   bool direct = false;  // past the page cache
+  bool shared = false;  // by hosts: over a network (IsOnNetwork)
 };
 
 // Of the file system that holds `directory`, by a nameless file of 256 MiB

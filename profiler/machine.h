@@ -59,7 +59,8 @@ struct Machine {
   Bytes memory;                // all of it
   std::string driver;          // of the GPUs; empty where there is none
   std::vector<FoundGpu> gpus;  // in the driver's order, which is CUDA's with
-                               // CUDA_DEVICE_ORDER=PCI_BUS_ID
+                               // CUDA_DEVICE_ORDER=PCI_BUS_ID, but for those
+                               // that are left out
   std::vector<FoundNic> nics;  // with a link, RDMA first, by name
   // Where the GPUs above are not those that there are, or that a program would
   // have; a sentence each.
@@ -87,7 +88,8 @@ PciPlace FindPciPlace(const std::string& root, const std::string& address);
 // Adds the GPUs that NVIDIA's management library `library` knows. No such
 // library: no GPUs, no error. kUnavailable where it is there and fails; one of
 // several GPUs that cannot be read is left out with a warning, and there is one
-// where CUDA_VISIBLE_DEVICES names fewer.
+// where CUDA_VISIBLE_DEVICES names fewer, and where NVLink's fabric is not
+// ready to say its domain.
 Result<void> AddGpus(Machine& machine, const std::string& root = "",
                      const std::string& library = "libnvidia-ml.so.1");
 

@@ -44,12 +44,15 @@ struct FabricInfo {  // nvmlGpuFabricInfo_v2_t
   unsigned health;
 };
 
-constexpr int kSuccess = 0;          // NVML_SUCCESS
-constexpr int kNotSupported = 3;     // NVML_ERROR_NOT_SUPPORTED
-constexpr unsigned kMaxLinks = 64;   // beyond any NVML_NVLINK_MAX_LINKS
-constexpr int kFabricCompleted = 3;  // NVML_GPU_FABRIC_STATE_COMPLETED
-constexpr int kRemoteIsGpu = 0;      // NVML_NVLINK_DEVICE_TYPE_GPU
-constexpr int kRemoteIsSwitch = 2;   // NVML_NVLINK_DEVICE_TYPE_SWITCH
+constexpr int kSuccess = 0;         // NVML_SUCCESS
+constexpr int kNotSupported = 3;    // NVML_ERROR_NOT_SUPPORTED
+constexpr unsigned kMaxLinks = 64;  // beyond any NVML_NVLINK_MAX_LINKS
+// nvmlGpuFabricState_t; until it is completed, or where its status is an error,
+// a GPU does not know its domain.
+constexpr int kFabricNotSupported = 0;
+constexpr int kFabricCompleted = 3;
+constexpr int kRemoteIsGpu = 0;     // NVML_NVLINK_DEVICE_TYPE_GPU
+constexpr int kRemoteIsSwitch = 2;  // NVML_NVLINK_DEVICE_TYPE_SWITCH
 
 struct CloseLibrary {
   void operator()(void* library) const { dlclose(library); }
@@ -129,14 +132,20 @@ void CountLinks(const Nvml& nvml, Handle device,
   }
 }
 
-// "" where there is none, or this driver does not say.
-std::string NvLinkDomain(const Nvml& nvml, Handle device) {
+// "" where there is none, or this driver does not say; nothing where the GPU is
+// not part of its fabric, or not yet.
+std::optional<std::string> NvLinkDomain(const Nvml& nvml, Handle device) {
   FabricInfo info = {};
   info.version = sizeof(info) | (2u << 24);
   if (nvml.fabric_info == nullptr ||
       nvml.fabric_info(device, &info) != kSuccess ||
-      info.state != kFabricCompleted || info.status != kSuccess ||
-      std::ranges::all_of(info.cluster, [](auto byte) { return byte == 0; })) {
+      info.state == kFabricNotSupported) {
+    return "";
+  }
+  if (info.state != kFabricCompleted || info.status != kSuccess) {
+    return std::nullopt;
+  }
+  if (std::ranges::all_of(info.cluster, [](auto byte) { return byte == 0; })) {
     return "";
   }
   std::string text;
@@ -148,7 +157,7 @@ std::string NvLinkDomain(const Nvml& nvml, Handle device) {
   return text + "/" + std::to_string(info.clique);
 }
 
-// All but the links.
+// All but what NVLinks join.
 Result<FoundGpu> ReadGpu(const Nvml& nvml, const std::string& root,
                          const Machine& machine, unsigned index, Handle& handle,
                          PciInfo& place) {
@@ -171,7 +180,6 @@ Result<FoundGpu> ReadGpu(const Nvml& nvml, const std::string& root,
                    ? machine.memory
                    : Bytes{static_cast<int64_t>(memory.total)};
   gpu.place = FindPciPlace(root, place.bus_id);
-  gpu.nvlink_domain = NvLinkDomain(nvml, handle);
   return gpu;
 }
 
@@ -201,23 +209,46 @@ Result<void> ReadGpus(const Nvml& nvml, const std::string& root,
     places.push_back(place);
   }
   if (lost && machine.gpus.empty()) return *lost;
+  int apart = 0;
   for (size_t g = 0; g < handles.size(); ++g) {
     CountLinks(nvml, handles[g], places, machine.gpus[g]);
+    const auto domain = NvLinkDomain(nvml, handles[g]);
+    machine.gpus[g].nvlink_domain = domain.value_or("");
+    if (!domain && machine.gpus[g].switch_links > 0) ++apart;
+  }
+  if (apart > 0) {
+    machine.warnings.push_back(
+        "NVLink's fabric is not ready (" + std::to_string(apart) + " of " +
+        std::to_string(handles.size()) +
+        " GPUs are not part of it): hosts that it joins are not known");
   }
   return {};
 }
 
+// How many GPUs CUDA_VISIBLE_DEVICES names: those in front of the first that
+// there cannot be, "-1" (CUDA C++ Programming Guide 13.0, "CUDA Environment
+// Variables").
+size_t NamedGpus(std::string_view visible) {
+  size_t named = 0;
+  while (!visible.empty() && !visible.starts_with('-')) {
+    ++named;
+    const size_t comma = visible.find(',');
+    if (comma == visible.npos) break;
+    visible.remove_prefix(comma + 1);
+  }
+  return named;
+}
+
 void WarnOfHidden(Machine& machine) {
   const char* const set = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (set == nullptr || machine.gpus.empty()) return;
-  const std::string_view visible(set);
-  const auto named = visible.empty() ? 0 : 1 + std::ranges::count(visible, ',');
-  const auto all = std::ssize(machine.gpus);
+  if (set == nullptr) return;
+  const size_t named = NamedGpus(set);
+  const size_t all = machine.gpus.size();
   if (named >= all) return;
-  machine.warnings.push_back(
-      "CUDA_VISIBLE_DEVICES is '" + std::string(visible) +
-      "': a program here has those GPUs alone, and all " + std::to_string(all) +
-      " are described");
+  machine.warnings.push_back("CUDA_VISIBLE_DEVICES is '" + std::string(set) +
+                             "': a program here has " + std::to_string(named) +
+                             " of the " + std::to_string(all) +
+                             " GPUs that are described");
 }
 
 }  // namespace

@@ -291,6 +291,9 @@ Result<int> RunDiscover(const Options& options) {
       std::cerr << "tessera: warning: " << machine.host << ": " << text << "\n";
     }
   }
+  for (const std::string& text : SplitDomains(unlike)) {
+    std::cerr << "tessera: warning: " << text << "\n";
+  }
   if (options.json) {
     TESSERA_TRY(const Json out, JsonOf(options, cluster, machines, speed));
     std::cout << out.ToString() << std::endl;

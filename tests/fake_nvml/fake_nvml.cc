@@ -1,7 +1,8 @@
 // The part of NVIDIA's management library that the profiler calls, with two
 // GPUs that do not exist. With TESSERA_FAKE_INTEGRATED they have no memory of
 // their own, with TESSERA_FAKE_LOST one of them is lost, or both by "2", and
-// with TESSERA_FAKE_FABRIC they are in an NVLink domain of several hosts.
+// with TESSERA_FAKE_FABRIC they are in an NVLink domain of several hosts, by
+// "late" not yet.
 
 #include <cstdlib>
 #include <cstring>
@@ -110,9 +111,10 @@ int nvmlDeviceGetGpuFabricInfoV(void*, FabricInfo* info) {
   if (info->version != 0x02000024) return kInvalidArgument;
   info->status = kSuccess;
   info->state = 3;
-  if (std::getenv("TESSERA_FAKE_FABRIC") != nullptr) {
+  if (const char* const fabric = std::getenv("TESSERA_FAKE_FABRIC")) {
     info->cluster[0] = 0xab;
     info->clique = 7;
+    if (std::strcmp(fabric, "late") == 0) info->state = 2;  // in progress
   }
   return kSuccess;
 }

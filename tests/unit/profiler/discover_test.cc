@@ -2,9 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "costmodel/link/router.h"
@@ -18,6 +20,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -134,6 +137,43 @@ Machine TrayOfNvl72(int number, const std::string& domain) {
     machine.nics.push_back(InfiniBand(g, 400, OnSwitch(g / 2, g, 1, 6)));
   }
   return machine;
+}
+
+// Of two trays that are a node each has a disk of its own, and not a file
+// system on a network.
+TEST(DiscoverTest, StorageOnANetworkIsOne) {
+  const std::vector<Machine> machines = {TrayOfNvl72(0, "ab/1"),
+                                         TrayOfNvl72(1, "ab/1")};
+  HostSpeed speed = SomeSpeed();
+  speed.storage = {.free = {1000}, .read = {30}, .write = {20}};
+  for (const bool shared : {false, true}) {
+    speed.storage->shared = shared;
+    const Host host = ClusterOfMachines(machines, speed)->hosts[0];
+    const int storages = shared ? 1 : 2;
+    EXPECT_EQ(host.storage.value, storages * 1000);
+    EXPECT_EQ(host.storage_read.value, storages * 30);
+    EXPECT_EQ(host.storage_write.value, storages * 20);
+  }
+}
+
+// A tray that stands between two of another domain makes two nodes of that one.
+// 19 trays have more than the 72 GPUs of a GB200 NVL72.
+TEST(DiscoverTest, ASplitDomainIsToldOf) {
+  const auto split = [](const std::vector<std::string>& domains) {
+    std::vector<Machine> machines;
+    for (const std::string& domain : domains) {
+      machines.push_back(
+          TrayOfNvl72(static_cast<int>(machines.size()), domain));
+    }
+    return SplitDomains(machines);
+  };
+  EXPECT_THAT(split({"ab/1", "ab/1", "ab/2"}), IsEmpty());
+  EXPECT_THAT(split({"", "ab/1", ""}), IsEmpty());
+  EXPECT_THAT(split({"ab/1", "ab/2", "ab/1"}),
+              ElementsAre(AllOf(HasSubstr("2 nodes"), HasSubstr("ab/1"))));
+  EXPECT_THAT(split(std::vector<std::string>(18, "ab/1")), IsEmpty());
+  EXPECT_THAT(split(std::vector<std::string>(19, "ab/1")),
+              ElementsAre(HasSubstr("2 nodes")));
 }
 
 // Two trays of one NVLink domain and three of another, of which none shares a
@@ -359,6 +399,30 @@ TEST(DiscoverTest, MachinesTravel) {
   EXPECT_FALSE(ParseMachine(""));
 }
 
+// A variable that is set, or null: not set, for a time.
+class WithVariable {
+ public:
+  WithVariable(const char* name, const char* value) : name_(name) {
+    if (const char* const before = std::getenv(name)) before_ = before;
+    Set(value);
+  }
+  WithVariable(const WithVariable&) = delete;
+  WithVariable& operator=(const WithVariable&) = delete;
+  ~WithVariable() { Set(before_ ? before_->c_str() : nullptr); }
+
+ private:
+  void Set(const char* value) const {
+    if (value == nullptr) {
+      unsetenv(name_);
+    } else {
+      setenv(name_, value, /*overwrite=*/1);
+    }
+  }
+
+  const char* const name_;
+  std::optional<std::string> before_;
+};
+
 // A tree of files as Linux shows devices.
 class SysTest : public ::testing::Test {
  protected:
@@ -386,6 +450,10 @@ class SysTest : public ::testing::Test {
   }
 
   const std::string root_;
+
+ private:
+  // Who runs the tests may hide GPUs.
+  const WithVariable all_visible_{"CUDA_VISIBLE_DEVICES", nullptr};
 };
 
 TEST_F(SysTest, FindsAPlaceInThePciTree) {
@@ -519,20 +587,6 @@ TEST_F(SysTest, GpusComeFromTheDriversLibrary) {
   }
 }
 
-// Variables that are set for one test.
-class WithVariable {
- public:
-  WithVariable(const char* name, const char* value) : name_(name) {
-    setenv(name, value, /*overwrite=*/1);
-  }
-  WithVariable(const WithVariable&) = delete;
-  WithVariable& operator=(const WithVariable&) = delete;
-  ~WithVariable() { unsetenv(name_); }
-
- private:
-  const char* const name_;
-};
-
 TEST_F(SysTest, AnIntegratedGpuHasTheHostsMemory) {
   Machine machine;
   machine.memory = {int64_t{128} << 30};
@@ -568,9 +622,11 @@ TEST_F(SysTest, HiddenGpusAreAWarning) {
   };
   EXPECT_THAT(warnings("0,1"), IsEmpty());
   EXPECT_THAT(warnings("1"),
-              ElementsAre("CUDA_VISIBLE_DEVICES is '1': a program here has "
-                          "those GPUs alone, and all 2 are described"));
-  EXPECT_THAT(warnings(""), ElementsAre(HasSubstr("is ''")));
+              ElementsAre("CUDA_VISIBLE_DEVICES is '1': a program here has 1 "
+                          "of the 2 GPUs that are described"));
+  EXPECT_THAT(warnings(""), ElementsAre(HasSubstr("has 0 of the 2")));
+  EXPECT_THAT(warnings("-1"), ElementsAre(HasSubstr("has 0 of the 2")));
+  EXPECT_THAT(warnings("0,-1,1"), ElementsAre(HasSubstr("has 1 of the 2")));
 }
 
 TEST_F(SysTest, AnNvLinkDomainOfHostsHasAName) {
@@ -582,6 +638,17 @@ TEST_F(SysTest, AnNvLinkDomainOfHostsHasAName) {
   Machine joined;
   ASSERT_TRUE(AddGpus(joined, root_, TESSERA_FAKE_NVML));
   EXPECT_EQ(joined.gpus[1].nvlink_domain, "ab000000000000000000000000000000/7");
+  EXPECT_THAT(joined.warnings, IsEmpty());
+}
+
+TEST_F(SysTest, AFabricThatIsNotReadyIsAWarning) {
+  const WithVariable fabric("TESSERA_FAKE_FABRIC", "late");
+  Machine machine;
+  ASSERT_TRUE(AddGpus(machine, root_, TESSERA_FAKE_NVML));
+  EXPECT_EQ(machine.gpus[1].nvlink_domain, "");
+  EXPECT_THAT(machine.warnings,
+              ElementsAre("NVLink's fabric is not ready (2 of 2 GPUs are not "
+                          "part of it): hosts that it joins are not known"));
 }
 
 TEST_F(SysTest, NoDriverIsNoGpus) {
