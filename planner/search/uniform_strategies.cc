@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "planner/base/divide.h"
 #include "planner/plan/recompute.h"
@@ -133,6 +135,30 @@ std::vector<int> ChunksOf(const SearchSpace& space, int pp) {
   return chunks;
 }
 
+// `strategy` in each schedule of each number of chunks, at each level of
+// recomputation, and on unlike devices with equal work and with work by speed.
+std::vector<Strategy> InEachSchedule(const SearchSpace& space,
+                                     Strategy strategy) {
+  std::vector<Strategy> all;
+  for (const int chunks : ChunksOf(space, strategy.pp)) {
+    strategy.vp = chunks;
+    for (const PipelineSchedule* schedule :
+         SchedulesFor({.stages = strategy.pp, .chunks = chunks})) {
+      if (strategy.pp > 1) strategy.schedule = schedule->name;
+      for (const RecomputeRow& row : RecomputeLevels()) {
+        strategy.recompute = row.level;
+        for (const bool by_speed : {false, true}) {
+          if (by_speed && !space.unlike_speeds) continue;
+          strategy.by_speed = by_speed;
+          all.push_back(strategy);
+        }
+      }
+      if (strategy.pp == 1) break;
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<int> Divisors(int64_t n, int64_t most) {
@@ -176,21 +202,9 @@ std::vector<Strategy> OtherSchedules(const SearchSpace& space,
   std::set<std::string> seen;
   for (const Strategy& strategy : strategies) {
     if (strategy.pp == 1) continue;
-    Strategy other = strategy;
-    for (const int chunks : ChunksOf(space, strategy.pp)) {
-      other.vp = chunks;
-      for (const PipelineSchedule* schedule :
-           SchedulesFor({.stages = other.pp, .chunks = chunks})) {
-        other.schedule = schedule->name;
-        for (const RecomputeRow& row : RecomputeLevels()) {
-          other.recompute = row.level;
-          for (const bool by_speed : {false, true}) {
-            if (by_speed && !space.unlike_speeds) continue;
-            other.by_speed = by_speed;
-            if (seen.insert(ToString(other)).second) others.push_back(other);
-          }
-        }
-      }
+    for (Strategy& other : InEachSchedule(space, strategy)) {
+      if (!seen.insert(ToString(other)).second) continue;
+      others.push_back(std::move(other));
     }
   }
   return others;
@@ -255,24 +269,9 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space,
             strategy.pp = pp;
             strategy.zero = zero;
             strategy.sp = sp == 1;
-            for (const int chunks : ChunksOf(space, pp)) {
-              strategy.vp = chunks;
-              for (const PipelineSchedule* schedule :
-                   SchedulesFor({.stages = pp, .chunks = chunks})) {
-                if (pp > 1) strategy.schedule = schedule->name;
-                for (const RecomputeRow& row : RecomputeLevels()) {
-                  strategy.recompute = row.level;
-                  const auto sized = WithSamples(space, strategy);
-                  strategies.insert(strategies.end(), sized.begin(),
-                                    sized.end());
-                  if (!space.unlike_speeds) continue;
-                  for (Strategy balanced : sized) {
-                    balanced.by_speed = true;
-                    strategies.push_back(std::move(balanced));
-                  }
-                }
-                if (pp == 1) break;
-              }
+            for (const Strategy& each : InEachSchedule(space, strategy)) {
+              std::ranges::move(WithSamples(space, each),
+                                std::back_inserter(strategies));
             }
           }
         }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <set>
 #include <string>
@@ -42,6 +43,12 @@ Plan Uniform(const SearchSpace& space, std::string_view text) {
   return PlanFromStrategy(space.index, *space.cluster,
                           ParseStrategy(text).value())
       .value();
+}
+
+std::vector<Plan> PlansOf(const std::vector<FoundPlan>& found) {
+  std::vector<Plan> plans;
+  for (const FoundPlan& each : found) plans.push_back(each.plan);
+  return plans;
 }
 
 // The starts, and a proposal of each chain.
@@ -256,6 +263,33 @@ TEST(Fits, SharesOutStages) {
                   .empty());
 }
 
+// On any number of threads; where guessing ends, of what was guessed before.
+TEST(Fits, TheSameOnMoreThreads) {
+  const Graph graph = Gpt2(32, 128);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
+  // dp=4,mbs=8 takes 96 MB: 59 for parameters, gradients and states, 37 kept.
+  for (DeviceType& type : cluster.device_types) type.memory = {40'000'000};
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const auto never = [] { return false; };
+  const auto fitted = [&](const std::vector<Strategy>& strategies, int threads,
+                          const std::function<bool()>& stop_guessing) {
+    return PlansOf(FittedPlans(space, evaluator, {}, strategies, 4, Score(),
+                               threads, never, stop_guessing));
+  };
+  std::vector<Strategy> strategies = UniformStrategies(space);
+  const std::vector<Plan> all = fitted(strategies, 1, nullptr);
+  ASSERT_FALSE(all.empty());
+  EXPECT_EQ(fitted(strategies, 3, nullptr), all);
+  const size_t half = strategies.size() / 2;
+  size_t asked = 0;
+  const std::vector<Plan> in_time =
+      fitted(strategies, 1, [&] { return ++asked > half; });
+  strategies.resize(half);
+  EXPECT_EQ(in_time, fitted(strategies, 1, nullptr));
+  EXPECT_NE(in_time, all);
+}
+
 // Offloads as little as fits: the plan takes less time than with all of its
 // optimizer state on the host, and has no room for what is there.
 class OffloadsStrategy : public testing::TestWithParam<const char*> {};
@@ -410,14 +444,17 @@ TEST(Starts, OffloadAPartWhereThatIsFaster) {
   EXPECT_TRUE(PartlyOffloaded(space, evaluator, none, 4, 10, Score(), 1, never)
                   .empty());
   // The same on more threads; and what was guessed in time is fitted.
-  const auto on_two =
-      PartlyOffloaded(space, evaluator, none, 4, 1'000'000, Score(), 2, never);
-  ASSERT_EQ(on_two.size(), fitted.size());
-  EXPECT_EQ(on_two[0].plan, fitted[0].plan);
+  EXPECT_EQ(PlansOf(PartlyOffloaded(space, evaluator, none, 4, 1'000'000,
+                                    Score(), 2, never)),
+            PlansOf(fitted));
   int asked = 0;
-  EXPECT_FALSE(PartlyOffloaded(space, evaluator, none, 4, 1'000'000, Score(), 1,
-                               never, [&] { return ++asked > 2; })
-                   .empty());
+  const auto in_time =
+      PlansOf(PartlyOffloaded(space, evaluator, none, 4, 1'000'000, Score(), 1,
+                              never, [&] { return ++asked > 2; }));
+  none.resize(2);
+  EXPECT_EQ(in_time, PlansOf(PartlyOffloaded(space, evaluator, none, 4,
+                                             1'000'000, Score(), 1, never)));
+  EXPECT_NE(in_time, PlansOf(fitted));
 }
 
 // A recommender's tables are split over all devices, and its layers by samples:
@@ -642,6 +679,14 @@ TEST(UniformStrategies, HaveOtherSchedules) {
   EXPECT_EQ(texts, (std::set<std::string>{"1f1b1", "gpipe1", "interleaved2",
                                           "zb-h11", "zb-h21"}));
   EXPECT_EQ(others.size(), 5 * RecomputeLevels().size());
+  // One stage on each of two unlike devices has up to three chunks, the third
+  // interleaved as well, and each of all once with work by speed.
+  const Cluster unlike = MakeCluster("dgx-h100:1x1+dgx-a100-80gb:1x1").value();
+  const std::vector<Strategy> on_unlike =
+      OtherSchedules({graph, unlike}, {from[1]});
+  EXPECT_EQ(on_unlike.size(), 2 * 6 * RecomputeLevels().size());
+  EXPECT_EQ(std::ranges::count(on_unlike, true, &Strategy::by_speed),
+            std::ssize(on_unlike) / 2);
 }
 
 // Beyond what is tried by itself, all of them along the height of an image.
