@@ -67,8 +67,9 @@ Strategy RandomStrategy(Rng& rng, const GraphIndex& index, int devices) {
   s.bucket = {Pick<int64_t>(rng, {0, 0, 100'000})};
   if (s.zero > 0 && rng.Below(4) == 0) s.zero_group = Strategy::kWithinNode;
   s.prefetch = Pick(rng, {0, 1, 2});
-  s.schedule = s.vp > 1 ? "interleaved"
-                        : Pick<const char*>(rng, {"1f1b", "gpipe", "zb-h1"});
+  s.schedule =
+      s.vp > 1 ? "interleaved"
+               : Pick<const char*>(rng, {"1f1b", "gpipe", "zb-h1", "zb-h2"});
   if (rng.Below(3) == 0) std::swap(s.order[3], s.order[4]);
   if (rng.Below(6) == 0) std::swap(s.order[0], s.order[3]);
   s.dp = devices % shared == 0 ? 0 : 1;
