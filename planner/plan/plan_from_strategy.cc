@@ -491,7 +491,7 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
     TESSERA_RETURN_IF_ERROR(MoveToRoot(index, strategy, plan));
   }
   SetTiers(index, strategy, plan);
-  // What has a stage is cut where it can be.
+  // CutWeights leaves none of the weights that Validate alone would name.
   if (IsValid(index, cluster, plan)) return plan;
   const std::vector<Error> errors = Validate(index, cluster, plan);
   // As the strategy names it.

@@ -1,6 +1,7 @@
 #pragma once
-// Plans that the space's constraints allow, made of those that they do not:
-// what constraints leave may have nothing uniform.
+// Plans that the space's constraints allow, made of those that they do not, and
+// what these take operators from: what constraints leave may have nothing
+// uniform.
 
 #include <functional>
 #include <optional>
@@ -14,7 +15,9 @@
 namespace tessera {
 
 // Plans that give operators a split: of strategies that differ in more than
-// microbatches and the schedule, and others. None where nothing is fixed.
+// microbatches and the schedule, and others. To take single operators from:
+// constraints need not allow them, and some are not valid as a whole. None
+// where nothing is fixed.
 std::vector<Plan> GivingPlans(const SearchSpace& space,
                               const std::vector<Strategy>& strategies,
                               const std::function<bool()>& stop);

@@ -33,8 +33,8 @@ class Constraints {
   // The most ways that some operator is to be split by a key of FixKeys(), such
   // as "cp"; 1 where none is.
   int MostFixed(std::string_view key) const;
-  // Whether no plan that they allow has what a row of Forbidden() names, such
-  // as "pp".
+  // Whether they say that no plan may have what a row of Forbidden() names,
+  // such as "pp". Where they do not, they may still allow none that has it.
   bool RuleOut(std::string_view name) const;
   // These with microbatches of any size.
   Constraints WithAnyMicrobatch() const;

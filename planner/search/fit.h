@@ -30,8 +30,8 @@ std::optional<FoundPlan> FitByRecomputing(const SearchSpace& space,
 // `likely` strategies, without the recomputation that they have, then of those
 // of `strategies` that have none and seem the fastest by their bounds, `tried`
 // at most. Guesses what these take on so many threads, until `stop_guessing`,
-// which may be empty, says so; stops early when `stop` does. Otherwise the same
-// on any number of threads.
+// which may be empty, says so; stops early when `stop` does. All threads ask
+// these and `objective`. Otherwise the same on any number of threads.
 std::vector<FoundPlan> FittedPlans(
     const SearchSpace& space, const Objective& objective,
     const std::vector<Strategy>& likely,

@@ -33,7 +33,8 @@ std::optional<FoundPlan> FitByOffloading(const SearchSpace& space,
 // most. Each is simulated a few times: those of more than `most_operators`,
 // each of every microbatch, are left out. Guesses which these are on so many
 // threads, until `stop_guessing`, which may be empty, says so; stops early when
-// `stop` does. Otherwise the same on any number of threads.
+// `stop` does. All threads ask these and `objective`. Otherwise the same on any
+// number of threads.
 std::vector<FoundPlan> PartlyOffloaded(
     const SearchSpace& space, const Objective& objective,
     const std::vector<Strategy>& strategies, size_t tried,

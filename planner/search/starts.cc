@@ -193,7 +193,8 @@ class StartFinder {
       return clock_.StoppedOrPast(part);
     };
   }
-  // The same once half of what is left until then has passed.
+  // Ends a part of what After ends: once half of the time that is left until
+  // `part` has passed, and never without a limit. Does not look at Ctrl-C.
   std::function<bool()> HalfwayTo(double part) const {
     const double left = clock_.SecondsTo(part);
     const double end = clock_.Seconds() + left / 2;

@@ -21,7 +21,8 @@
 namespace tessera {
 
 // One answer. Its strategies are all that the name stands for, in any degrees,
-// microbatches and levels of recomputation.
+// microbatches and levels of recomputation; those that offload with whole
+// sequences, the plainest schedule, and all of a layer or nothing run again.
 struct Approach {
   std::string_view name;  // "ZeRO"
   std::string_view summary;
