@@ -40,9 +40,9 @@ constexpr std::chrono::seconds kCloseTime{5};
 // seconds.
 constexpr double kStopPatience = 1;
 
-// How long rank 0 waits for others to come until it says so; the store's own
-// patience, by which the others wait for rank 0.
-constexpr std::chrono::seconds kMeetingPatience{5};
+// How long rank 0 waits for others to come until it says so: as these do of
+// rank 0.
+const Duration kMeetingPatience = StoreOptions().patience;
 
 // A store that does not answer for so long has no say in who tells of a stall.
 constexpr std::chrono::seconds kAnswerPatience{1};
@@ -92,11 +92,13 @@ Result<void> NcclJob::Meet() {
   if (auto done = meeting_->Answer(rank_); !done) return Fail(done.error());
   bool told = rank_ != 0 || !options_.waiting;
   const auto all_came = [&]() -> Result<bool> {
-    if (!told && Clock::now() - begin > kMeetingPatience) {
+    TESSERA_TRY(const bool all, meeting_->AllCame());
+    const std::chrono::duration<double> waited = Clock::now() - begin;
+    if (!all && !told && waited.count() > kMeetingPatience.seconds()) {
       told = true;
       options_.waiting(meeting_->Missing());
     }
-    return meeting_->AllCame();
+    return all;
   };
   const auto met = Wait(all_came, begin, "the other ranks", kStorePause);
   meeting_.reset();
@@ -262,8 +264,9 @@ Result<void> NcclJob::CheckWait(double waited, std::string_view who) {
   const bool may_stop =
       options_.stop != nullptr && options_.stop->load() && task_.empty();
   if (may_stop && waited > kStopPatience) {
-    return Fail({ErrorCode::kInterrupted,
-                 Text("interrupted as rank ", rank_, " waited for ", who), ""});
+    return Fail(
+        {ErrorCode::kInterrupted,
+         Text("interrupted as rank ", rank_, " waited for ", Named(who)), ""});
   }
   if (waited > options_.patience.seconds()) return TellOfStall(who);
   return {};

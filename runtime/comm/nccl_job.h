@@ -43,8 +43,8 @@ class NcclJob {
   // `push` is called in every wait and does not wait itself.
   Result<void> Open(std::function<Result<void>()> push);
   // Waits until all ranks have called it. Rank 0 tells who has not
-  // (CommOptions::waiting), and so do a stall and the error of one that never
-  // does.
+  // (CommOptions::waiting), and so do a stall, an interrupt and the error of
+  // one that never does.
   Result<void> Meet();
   // All ranks have come.
   void EndStart() { limit_ = options_.timeout; }

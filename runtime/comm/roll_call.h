@@ -18,8 +18,9 @@ class RollCall {
   Result<void> Answer(int rank);
   // Whether all are, by what the store has answered so far: does not wait.
   Result<bool> AllCame();
-  // Who is not: "rank 3", "ranks 3, 5 and 4 more". "the other ranks" where all
-  // are, or the store, which is waited for, does not answer.
+  // Who is not: "rank 3", "ranks 3, 5 and 7", of ten or more the first eight
+  // and how many more. "the other ranks" where all are, or the store, which is
+  // waited for, does not answer.
   std::string Missing();
 
  private:

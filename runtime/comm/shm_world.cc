@@ -22,8 +22,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long rank 0 waits for another until it says so.
-const Duration kPatience = Duration::FromSeconds(5);
+// How long rank 0 waits for another until it says so: as these do of rank 0.
+const Duration kPatience = StoreOptions().patience;
 
 // The host as far as memory and pids can be shared: its name, this boot, and
 // the namespace of its pids.

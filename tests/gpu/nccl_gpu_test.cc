@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "planner/base/rng.h"
+#include "runtime/comm/job_failure.h"
 #include "runtime/comm/nccl_world.h"
 #include "runtime/comm/peer_errors.h"
 #include "runtime/comm/store.h"
@@ -520,9 +521,16 @@ std::string RunCase(const std::string& name, int rank, int n, int port,
   options.timeout = Duration::FromSeconds(timeout);
   std::string waited_for;
   options.waiting = [&](const std::string& who) { waited_for += who; };
-  // Rank 0 says so after 5 s.
+  // Rank 0 says so 5 s after it has come.
   const bool late = name == "LateToMeet";
-  if (late && rank == 1) std::this_thread::sleep_for(std::chrono::seconds(8));
+  if (late && rank == 1) {
+    const std::string key = NcclPrefix(1) + "came/0";
+    for (Result<int64_t> came = 0; came && *came == 0;
+         came = (*store)->Add(key, 0)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    std::this_thread::sleep_for(std::chrono::seconds(7));
+  }
   auto world = MakeNcclWorld(rank, n, **store, **device, options);
   if (!world) return world.error().ToString();
   if (late) return waited_for;
