@@ -34,7 +34,8 @@ constexpr char kConnectionsVariable[] = "CUDA_DEVICE_MAX_CONNECTIONS";
 constexpr int kFewestConnections = 8;
 #endif
 
-// GPUs: no host has more, and the systems of several hosts all do.
+// GPUs: no host has more (NVIDIA HGX-2: 16), and the systems of several hosts
+// all do (GB200 NVL72).
 constexpr int kMostOfAHost = 16;
 
 // Stands in for a GPU that no table has.
@@ -163,7 +164,6 @@ Result<Cluster> ClusterOfGpus(const Gpu& gpu, int ranks, int ranks_per_node,
   TESSERA_TRY(const Topology* const topology,
               Find("cluster", Topologies(),
                    known != nullptr ? known->topology : kUnknownGpuTopology));
-  // Its systems of NVLink are of several hosts, or single.
   if (topology->gpus_per_node > kMostOfAHost && ranks > ranks_per_node) {
     *warning = Text(
         "hosts of ", gpu.name,

@@ -411,7 +411,8 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments,
   if (nproc < 1) return InvalidInput(Text("cannot run ", nproc, " ranks"));
   if (access(kSelf, X_OK) != 0) {
     return Unavailable(Text("cannot start ranks: ", kSelf, ": ",
-                            std::strerror(errno), "; is /proc mounted?"));
+                            std::strerror(errno),
+                            errno == ENOENT ? "; is /proc mounted?" : ""));
   }
   int error_pipe[2];
   if (pipe2(error_pipe, O_CLOEXEC) != 0) {
