@@ -330,12 +330,16 @@ TEST(RollCallTest, WhoHasNotComeIsNamed) {
   const auto store = Store::Open(LocalStore(socket, 0));
   ASSERT_TRUE(store) << store.error().ToString();
   RollCall call(**store, "came", 16);
-  // What Missing asked is answered behind what AllCame had asked before, of
-  // which the next call has the answer.
+  // What Missing asks is answered behind what AllCame asked before. Of three
+  // calls one at least has the answer to what was asked in here: the first may
+  // have that to an earlier question, and the second be who asks.
   const auto all_came = [&] {
-    (void)call.AllCame();
-    (void)call.Missing();
-    return call.AllCame().value();
+    bool all = false;
+    for (int look = 0; look < 3; ++look) {
+      all = call.AllCame().value() || all;
+      (void)call.Missing();
+    }
+    return all;
   };
   for (int rank : {1, 4, 2}) ASSERT_TRUE(call.Answer(rank));
   EXPECT_EQ(call.Missing(), "ranks 0, 3, 5, 6, 7, 8, 9, 10 and 5 more");
