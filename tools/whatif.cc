@@ -466,14 +466,33 @@ Result<void> AnswerJitter(const Question& of, WhatifResult& result) {
 
 Result<void> AnswerScaling(const Question& of, WhatifResult& result) {
   if (of.options.scaling_limit == 0) return {};
-  TESSERA_TRY(result.scaling, ScalingOf(of.scenario,
-                                        {.efficiency = of.options.scaling_limit,
-                                         .weak = result.weak},
-                                        of.grid, of.models));
-  const auto& points = result.scaling->points;
+  auto scaling =
+      ScalingOf(of.scenario,
+                {.efficiency = of.options.scaling_limit, .weak = result.weak},
+                of.grid, of.models);
+  if (!scaling) return AsInput(scaling.error());
+  const auto& points = scaling->points;
   if (of.alone && !points.empty() && NoneLaidOut({&points.front().cell})) {
     return InvalidInput(points.front().cell.problem, "whatif");
   }
+  result.scaling = *std::move(scaling);
+  return {};
+}
+
+// That one of them is laid out, and that none lacks but a price.
+Result<void> CheckOffers(const Cheapest& cheapest) {
+  const std::vector<Offer>& offers = cheapest.offers;
+  const auto refused = [](const Offer& offer) {
+    return InvalidInput(offer.cluster + ": " + offer.refused, "whatif");
+  };
+  std::vector<const Cell*> all;
+  for (const Offer& offer : offers) all.push_back(&offer.cell);
+  if (NoneLaidOut(all)) return refused(offers.front());
+  if (cheapest.best) return {};
+  const auto unpriced = std::ranges::find_if(offers, [](const Offer& offer) {
+    return GoodPrediction(offer.cell) && !offer.cell.prediction->run->usd;
+  });
+  if (unpriced != offers.end()) return refused(*unpriced);
   return {};
 }
 
@@ -485,21 +504,11 @@ Result<void> AnswerCheapest(const Question& of, WhatifResult& result) {
       options.strategy ||
       std::ranges::any_of(of.scenario.settings, IsOfStrategy, &Setting::path);
   if (!has_strategy && options.plan.empty()) own.replan = of.replan;
-  TESSERA_TRY(result.cheapest, CheapestOf(of.scenario, Words(options.cheapest),
-                                          options.days, own, of.models));
-  if (!of.alone) return {};
-  const std::vector<Offer>& offers = result.cheapest->offers;
-  const auto refused = [](const Offer& offer) {
-    return InvalidInput(offer.cluster + ": " + offer.refused, "whatif");
-  };
-  std::vector<const Cell*> all;
-  for (const Offer& offer : offers) all.push_back(&offer.cell);
-  if (NoneLaidOut(all)) return refused(offers.front());
-  if (result.cheapest->best) return {};
-  const auto unpriced = std::ranges::find_if(offers, [](const Offer& offer) {
-    return GoodPrediction(offer.cell) && !offer.cell.prediction->run->usd;
-  });
-  if (unpriced != offers.end()) return refused(*unpriced);
+  TESSERA_TRY(Cheapest cheapest,
+              CheapestOf(of.scenario, Words(options.cheapest), options.days,
+                         own, of.models));
+  if (of.alone) TESSERA_RETURN_IF_ERROR(CheckOffers(cheapest));
+  result.cheapest = std::move(cheapest);
   return {};
 }
 
@@ -513,8 +522,8 @@ Result<void> AnswerFit(const Question& of, WhatifResult& result) {
   return {};
 }
 
-// Whether a question that comes behind the cells can be answered, as far as
-// that is known before.
+// Whether a question that comes behind others or cells can be answered, as far
+// as that is known before.
 Result<void> CheckQuestions(const Question& of) {
   const Options& options = of.options;
   for (const std::string& cluster : Words(options.cheapest)) {
@@ -523,12 +532,24 @@ Result<void> CheckQuestions(const Question& of) {
     }
   }
   const bool of_plan = options.jitter > 0 || options.fit;
-  if (of.axes.empty() || (!of_plan && options.scaling_limit == 0)) return {};
+  if (of.alone || (!of_plan && options.scaling_limit == 0)) return {};
   auto base = MakeCase(of.scenario, of.models);
   if (!base) return AsInput(base.error());
   if (!of_plan || options.replan) return {};
   const auto plan = PlanForCell(*base, of.grid);
   return plan ? Result<void>() : AsInput(plan.error());
+}
+
+bool HasAnswer(const WhatifResult& result) {
+  return !result.cells.empty() || result.jitter || result.scaling ||
+         result.cheapest || result.fit;
+}
+
+Error InterruptedError(const WhatifResult& result) {
+  return {ErrorCode::kInterrupted,
+          HasAnswer(result) ? "interrupted; what was done is above"
+                            : "interrupted before there was an answer",
+          "whatif"};
 }
 
 // All answers up to the first that is an error.
@@ -549,7 +570,7 @@ void Name(const Question& of, WhatifResult& result) {
   // An axis may give what it takes to make it.
   result.model = base ? base->graph->name : of.scenario.model;
   // Offers stand in for a cluster.
-  if (!of.options.cheapest.empty() && result.cells.empty()) {
+  if (!of.options.cheapest.empty() && of.alone) {
     result.cluster = of.options.cheapest;
   } else {
     result.cluster = base ? base->cluster.name : of.scenario.cluster;
@@ -587,10 +608,7 @@ Result<void> CheckAnswer(const Question& of, const WhatifResult& result) {
   const auto infeasible = [](std::string why) {
     return Error{ErrorCode::kInfeasible, std::move(why), "whatif"};
   };
-  if (result.interrupted) {
-    return Error{ErrorCode::kInterrupted, "interrupted; what was done is above",
-                 "whatif"};
-  }
+  if (result.interrupted) return InterruptedError(result);
   // One plan that does not fit is `simulate`'s answer, too.
   const bool any_runs = std::ranges::any_of(
       result.cells, [](const Cell& cell) { return GoodPrediction(cell); });
@@ -630,7 +648,7 @@ Result<int> RunWhatif(const Options& options) {
                                 .seed = options.seed,
                                 .time_limit = options.time_limit_s.value_or(0)};
   const int questions = QuestionsOf(options);
-  const bool alone = questions == 1 && axes.empty();
+  const bool alone = questions == 1 && axes.empty() && options.jitter == 0;
   const Question asked = {options,
                           std::move(scenario),
                           std::move(axes),
@@ -647,10 +665,12 @@ Result<int> RunWhatif(const Options& options) {
   // What was computed is told all the same where the rest cannot be, or files
   // cannot be written.
   const Result<void> written = WritePlans(options, result.cells);
-  const Result<void> answered = Answer(asked, result);
-  if (!answered && result.cells.empty()) return answered.error();
-  NoteIdleRestart(options, result);
+  Result<void> answered = Answer(asked, result);
   result.interrupted = asked.grid.predict.watch.stopped();
+  // What was cut short may be an error for that alone.
+  if (!answered && result.interrupted) answered = InterruptedError(result);
+  if (!answered && !HasAnswer(result)) return answered.error();
+  NoteIdleRestart(options, result);
   Name(asked, result);
   const Result<void> reported = WriteReport(options, result);
   Print(options, result, reported && !options.output.empty());

@@ -8,7 +8,6 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "planner/base/append.h"
 #include "planner/base/check.h"
-#include "planner/io/cluster_io.h"
 #include "planner/search/search_space.h"
 #include "planner/search/sweep.h"
 #include "planner/topology/topologies.h"
@@ -257,8 +256,6 @@ Result<Cheapest> CheapestOf(const Scenario& scenario,
   TESSERA_CHECK(options.predict.run.tokens > 0) << "nothing to pay for";
   std::vector<Scenario> scenarios;
   for (const std::string& cluster : clusters) {
-    const auto loaded = LoadCluster(cluster);
-    if (!loaded) return loaded.error().At("cluster");
     Scenario& own = scenarios.emplace_back(scenario);
     own.settings.insert(own.settings.begin(), {"cluster", cluster});
   }

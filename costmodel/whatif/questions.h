@@ -50,7 +50,8 @@ struct Cheapest {
   std::optional<size_t> best;  // the least USD of those that are answers
 };
 // Which of `clusters` trains options.predict.run.tokens in at most `days`
-// (0: however long) for the least money. REQUIRES: there are some.
+// (0: however long) for the least money. REQUIRES: there are some, and
+// each can be loaded.
 Result<Cheapest> CheapestOf(const Scenario& scenario,
                             const std::vector<std::string>& clusters,
                             double days, const GridOptions& options,

@@ -424,6 +424,19 @@ wait $! || code=$?
 [[ $code == 130 ]] || fail "exit code $code of what was interrupted"
 check '0 < j["jitter"]["samples"] < 100000 and j["interrupted"]'
 
+# Of offers, too, where the only one that is done has no price.
+"$tessera" whatif --model zoo:gpt2 --seq-len 512 --global-batch 512 \
+  --threads 2 --fast --tokens 1B \
+  --cheapest dgx-a100-80gb:1,dgx-a100-80gb:128+dgx-h100:7 >"$work/stdout" \
+  2>"$work/stderr" &
+sleep 3
+kill -INT $!
+code=0
+wait $! || code=$?
+[[ $code == 130 ]] || fail "exit code $code of offers that were interrupted"
+grep -q "interrupted before there was an answer" "$work/stderr" ||
+  fail "$(cat "$work/stderr")"
+
 # Bad input is one line.
 bad() { fails 2 "$1" whatif "${what[@]}" "${on[@]}" "${@:2}"; }
 bad "did you mean 'device.memory'" --vary device.memroy=1GB
@@ -520,6 +533,33 @@ code=$(
 grep -q "full.html: cannot write: File too large" "$work/stderr" ||
   fail "$(cat "$work/stderr")"
 [[ $(cat "$work/stdout") -gt 3 ]] || fail "the grid is lost with its report"
+# So are several questions without a grid.
+lost() { # CODE PATTERN HEADING ARGUMENT…: the rest of the answers is printed
+  code=0
+  "$tessera" whatif "${what[@]}" "${@:4}" --tokens 1B --fast >"$work/stdout" \
+    2>"$work/stderr" || code=$?
+  [[ $code == "$1" ]] || fail "exit code $code of a question behind another"
+  grep -q "$2" "$work/stderr" || fail "$(cat "$work/stderr")"
+  grep -q "$3" "$work/stdout" || fail "no '$3' in $(cat "$work/stdout")"
+}
+fails 2 "expected a divisor of the global batch 64" whatif "${what[@]}" \
+  --cluster dgx-a100-80gb:3 --strategy tp=2,mbs=2 --fast --tokens 1B --fit \
+  --cheapest dgx-a100-80gb:2,dgx-h100:2
+lost 2 "stochastic rounding is of parameters in bf16" "none of them is an" \
+  --cluster dgx-a100-80gb:1 --dtype fp32 --stochastic-rounding --replan --fit \
+  --cheapest dgx-a100-80gb:2,dgx-h100:2
+for question in "--scaling-limit 0.5" "--jitter 5%"; do
+  # shellcheck disable=SC2086 # a flag and its value
+  lost 2 "unknown element 'a100-sxm4-80gb'" "^gpt2-tiny on dgx-a100-80gb:1$" \
+    --cluster dgx-a100-80gb:1 --strategy tp=2 $question \
+    --set 'device_types[a100-sxm4-80gb].memory=80GB' --cheapest dgx-h100:1
+done
+# What has no dtype is bad input with a grid and without.
+for vary in "" "--vary nodes=1"; do
+  # shellcheck disable=SC2086 # a flag and its value, or nothing
+  fails 2 "'v100-sxm2-32gb' does not compute in bf16" whatif "${what[@]}" \
+    --cluster dgx1-v100-32gb:1 --dtype bf16 --fast --scaling-limit 0.5 $vary
+done
 # What only the cells are complete with is named as it was given.
 whatif --cluster dgx-a100-80gb:1 --fast --set model.n_embd=132 \
   --vary model.n_head=11,12 >"$work/stdout"
