@@ -274,8 +274,8 @@ Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
     if (!losses.links[l]) rest.links.push_back(cluster.links[l]);
   }
   rest = Without(rest, std::move(losses.vertices));
-  // What was valid can have lost only its ways. Vertices keep their names,
-  // ranks do not.
+  // What was valid can have lost only its ways. Vertices keep their names;
+  // devices without one are told by their ranks in what is left.
   if (const auto errors = Validate(rest); !errors.empty()) {
     return InvalidInput("without it the devices do not reach each other: " +
                             errors.front().message,

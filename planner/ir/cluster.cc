@@ -298,19 +298,23 @@ void CheckConnected(const Cluster& cluster, Problems& problems) {
     forward[link.from.index()].push_back(link.to.index());
     backward[link.to.index()].push_back(link.from.index());
   }
+  const auto name_of = [&](size_t i) {
+    const size_t vertex = cluster.devices[i].vertex.index();
+    const std::string& name = cluster.vertices[vertex].name;
+    return name.empty() ? "device " + std::to_string(i) : "'" + name + "'";
+  };
   const size_t first = cluster.devices.front().vertex.index();
-  const std::string first_name = "'" + cluster.vertices[first].name + "'";
   const std::vector<bool> from_first = Reached(forward, first);
   const std::vector<bool> to_first = Reached(backward, first);
   for (size_t i = 0; i < cluster.devices.size(); ++i) {
     const size_t vertex = cluster.devices[i].vertex.index();
-    const std::string name = "'" + cluster.vertices[vertex].name + "'";
     if (!from_first[vertex]) {
       problems.Add(Indexed("devices", i),
-                   name + " cannot be reached from " + first_name);
+                   name_of(i) + " cannot be reached from " + name_of(0));
     }
     if (!to_first[vertex]) {
-      problems.Add(Indexed("devices", i), name + " cannot reach " + first_name);
+      problems.Add(Indexed("devices", i),
+                   name_of(i) + " cannot reach " + name_of(0));
     }
   }
 }

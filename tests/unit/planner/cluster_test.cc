@@ -176,6 +176,11 @@ TEST(ClusterValidate, FindsDevicesThatCannotReachEachOther) {
   EXPECT_THAT(Places(cluster),
               ::testing::UnorderedElementsAre("devices[2]", "devices[2]",
                                               "devices[3]", "devices[3]"));
+  EXPECT_EQ(Validate(cluster)[0].message,
+            "'node1.gpu0' cannot be reached from 'node0.gpu0'");
+  for (Vertex& vertex : cluster.vertices) vertex.name.clear();
+  EXPECT_EQ(Validate(cluster)[0].message,
+            "device 2 cannot be reached from device 0");
   cluster.devices.clear();
   EXPECT_THAT(Places(cluster), ::testing::Contains("devices"));
 }
