@@ -4,14 +4,12 @@
 #include <map>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "costmodel/memory/overhead.h"
 #include "costmodel/memory/peak_memory.h"
 #include "planner/base/format.h"
-#include "planner/base/whole_number.h"
 
 namespace tessera {
 namespace {
@@ -80,19 +78,12 @@ void CheckDevices(const LoweringFacts& facts, const GraphIndex* index,
   }
 }
 
-// "node 3", by the names of its vertices where these tell: those of a cluster
-// that has lost parts are of the whole one, and numbers are anew.
+// A node by the name of its first device, "node3.gpu0": in a cluster that has
+// lost parts names are those of the whole one, and nodes are numbered anew.
 std::string NodeText(const Cluster& cluster, int node) {
-  constexpr std::string_view kPrefix = "node";
   const auto device = std::ranges::find(cluster.devices, node, &Device::node);
-  std::string_view name = cluster.vertices[device->vertex.index()].name;
-  if (name.starts_with(kPrefix)) {
-    name = name.substr(kPrefix.size());
-    if (const auto named = ParseWhole<int>(name.substr(0, name.find('.')))) {
-      node = *named;
-    }
-  }
-  return "node " + std::to_string(node);
+  const std::string& name = cluster.vertices[device->vertex.index()].name;
+  return name.empty() ? "node " + std::to_string(node) : name;
 }
 
 // What the ranks of a node keep beside their devices fits into its host.

@@ -219,11 +219,11 @@ TEST(Evaluator, SaysWhatHostAndStorageLack) {
     const char* holds;
   };
   for (const Row& row : {Row{"offload=optimizer:host", &Host::memory,
-                             "host of node 0: needs 3.98 GB of 1.00 GB of "
+                             "host of node0.gpu0: needs 3.98 GB of 1.00 GB of "
                              "memory, 2.98 GB too much",
                              "group all holds on the host at its peak 154 MB "},
                          Row{"offload=optimizer:file", &Host::storage,
-                             "host of node 0: needs 2.99 GB of 1.00 GB of "
+                             "host of node0.gpu0: needs 2.99 GB of 1.00 GB of "
                              "storage, 1.99 GB too much",
                              "group all holds in files at its peak 154 MB "}}) {
     Cluster cluster = MakeCluster("dgx-a100-80gb:1x2").value();

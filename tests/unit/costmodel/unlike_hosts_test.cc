@@ -120,7 +120,8 @@ TEST(UnlikeHosts, OffloadByTheirOwnFigures) {
     const Evaluation lacks = evaluated(both, small);
     ASSERT_FALSE(lacks.violations.empty());
     EXPECT_THAT(lacks.violations[0],
-                ::testing::StartsWith("host of node " + std::to_string(slow)));
+                ::testing::StartsWith("host of node" + std::to_string(slow) +
+                                      ".gpu0:"));
   }
 }
 
@@ -138,7 +139,17 @@ TEST(UnlikeHosts, AreCalledAsInTheWholeCluster) {
   const Evaluation lacks =
       Evaluator(graph, cluster, nullptr, {}).Evaluate(plan);
   ASSERT_FALSE(lacks.violations.empty());
-  EXPECT_THAT(lacks.violations[0], ::testing::StartsWith("host of node 1:"));
+  EXPECT_THAT(lacks.violations[0],
+              ::testing::StartsWith("host of node1.gpu0:"));
+  // Names may count from 1, or be none.
+  Vertex& first = cluster.vertices[cluster.devices[0].vertex.index()];
+  for (const auto& [name, text] : {std::pair("a1.gpu0", "host of a1.gpu0:"),
+                                   std::pair("", "host of node 0:")}) {
+    first.name = name;
+    EXPECT_THAT(
+        Evaluator(graph, cluster, nullptr, {}).Evaluate(plan).violations[0],
+        ::testing::StartsWith(text));
+  }
 }
 
 // What lies on the host that lacks room is told, not what lies on another's.
@@ -159,9 +170,9 @@ TEST(UnlikeHosts, SayWhatLiesOnTheOneThatLacks) {
       const Evaluation result =
           Evaluator(graph, cluster, nullptr, {}).Explain(plan);
       ASSERT_EQ(result.violations.size(), 2u);
-      EXPECT_THAT(
-          result.violations[0],
-          ::testing::StartsWith("host of node " + std::to_string(lacking)));
+      EXPECT_THAT(result.violations[0],
+                  ::testing::StartsWith("host of node" +
+                                        std::to_string(lacking) + ".gpu0:"));
       EXPECT_THAT(
           result.violations[1],
           ::testing::StartsWith("group stage" + std::to_string(lacking) +
