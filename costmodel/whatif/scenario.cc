@@ -295,10 +295,10 @@ Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
   if (amount.dimension != Dimension::kFactor) {
     const double before =
         bandwidth ? reference->bandwidth.value : reference->latency.seconds();
-    if (!(before > 0)) {
+    if (amount.value > 0 && !(before > 0)) {
       return InvalidInput("is 0 and cannot be scaled; set link." + field);
     }
-    factor = amount.value / before;
+    factor = amount.value > 0 ? amount.value / before : 0;
   }
   if (!std::isfinite(factor)) {
     return InvalidInput("'" + setting.value + "' is out of range");

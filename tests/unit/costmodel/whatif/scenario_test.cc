@@ -257,6 +257,13 @@ TEST(Scenario, FabricByClassInBitsOrBytesOrTimes) {
   const Case none = Made({{"fabric.inter.latency", "0"}});
   EXPECT_EQ(ReferenceLink(none.cluster, LinkClass::kInter)->latency,
             Duration{});
+  // What is 0 may be set to it again, and to nothing else by its class.
+  const Setting zero = {"link_types[*].latency", "0"};
+  const Case again = Made({zero, {"fabric.inter.latency", "0"}});
+  EXPECT_EQ(ReferenceLink(again.cluster, LinkClass::kInter)->latency,
+            Duration{});
+  EXPECT_THAT(ErrorOf({zero, {"fabric.inter.latency", "1us"}}),
+              HasSubstr("is 0 and cannot be scaled; set link.latency"));
   const Case alone = Made({{"nodes", "1"}, {"fabric.inter.latency", "2x"}});
   EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("no such links")));
 }
