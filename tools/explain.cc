@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <utility>
@@ -384,6 +385,25 @@ Result<int> ExitCodeOf(const Explanation& e, bool interrupted) {
       "explain"};
 }
 
+// Adds the decisions of the nearest uniform plan until `stop`. Each is said as
+// soon as it is there.
+void AddDecisions(const SearchSpace& space, const Evaluator& evaluator,
+                  int threads, const std::function<bool()>& stop,
+                  const std::function<void(const std::string&)>& say,
+                  Explanation& e) {
+  const auto score =
+      evaluator.EvaluateUniform(space.index, *space.cluster, *e.nearest);
+  if (score && !(*score == e.own)) e.nearest_score = score;
+  const Score uniform = score.value_or(e.own);
+  e.decisions =
+      DecisionsOf(space, evaluator, *e.nearest, threads, stop,
+                  [&, first = true](const Decision& decision) mutable {
+                    if (std::exchange(first, false)) say(DecisionsHeading(e));
+                    say("  " + Wrap(DecisionText(decision, uniform), 4) + "\n");
+                  });
+  e.complete = !stop();
+}
+
 // Says why the plan is as it is, what else would cost, and where moves lead.
 Result<int> ExplainPlan(const Options& options, Inputs& inputs, Plan plan) {
   const Used used = UsedBy(inputs.cluster, plan);
@@ -422,18 +442,9 @@ Result<int> ExplainPlan(const Options& options, Inputs& inputs, Plan plan) {
   e.own = ScoreOf(evaluator.Evaluate(used.plan));
   e.nearest = NearestStrategy(space, used.plan);
   if (e.nearest) {
-    const auto score =
-        evaluator.EvaluateUniform(space.index, used.cluster, *e.nearest);
-    if (score && !(*score == e.own)) e.nearest_score = score;
-    const Score uniform = score.value_or(e.own);
-    const auto stop = [&] { return ended(kDecisionsEnd); };
-    e.decisions = DecisionsOf(
-        space, evaluator, *e.nearest, ThreadCount(options.threads), stop,
-        [&, first = true](const Decision& decision) mutable {
-          if (std::exchange(first, false)) say(DecisionsHeading(e));
-          say("  " + Wrap(DecisionText(decision, uniform), 4) + "\n");
-        });
-    e.complete = !stop();
+    AddDecisions(
+        space, evaluator, ThreadCount(options.threads),
+        [&] { return ended(kDecisionsEnd); }, say, e);
   } else {
     const int stages = StagesOf(inputs.graph, used.plan).count();
     say("\n" + Wrap(NothingNearText(stages), 0) + "\n");

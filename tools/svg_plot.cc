@@ -14,8 +14,8 @@ constexpr double kLeft = 72;
 constexpr double kRight = 20;
 constexpr double kTop = 40;
 constexpr double kBottom = 62;
-constexpr double kBase = kHeight - kBottom;        // of the x axis
-constexpr double kSpan = kWidth - kLeft - kRight;  // of the y axis's lines
+constexpr double kBase = kHeight - kBottom;        // y of the x axis
+constexpr double kSpan = kWidth - kLeft - kRight;  // width of the x axis
 constexpr double kLegendRow = 18;
 constexpr double kLetter = 6.6;  // width of one at the labels' size
 constexpr int kColours = 8;
@@ -102,7 +102,7 @@ class Scales {
     return kLeft + Column() * (static_cast<double>(i) + 0.5);
   }
   double Y(double value) const { return kBase - (kBase - kTop) * value / top_; }
-  // The width of each of them.
+  // The width of each of plot.x where they are evenly spaced.
   double Column() const {
     return kSpan / static_cast<double>(std::max<size_t>(1, plot_.x.size()));
   }

@@ -131,8 +131,8 @@ Result<std::vector<int>> Select(const Message& message,
   return UnknownName("element", selector, known);
 }
 
-// Whether it is the number of an element of a list ("device_types[0].host"),
-// of which there is no multiple. What is counted has factors.
+// Whether it is the number of an element of a list ("device_types[0].host") or
+// of a version, of which there is no multiple. What is counted has factors.
 bool IsIndex(const FieldDescriptor& field) {
   return field.cpp_type() == FieldDescriptor::CPPTYPE_INT32 &&
          field.name() != "multiprocessors";
