@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <climits>
 #include <filesystem>
@@ -213,16 +214,16 @@ Result<SearchResult> SearchWithProgress(const SearchSpace& space,
   return Search(space, evaluator, search);
 }
 
-// All three outlive the search. What does not hold of the starts is in the
-// inputs' warnings.
+// All four outlive the search, which `stop` ends. What does not hold of the
+// starts is in the inputs' warnings.
 Result<SearchOptions> SearchOptionsFor(const Options& options,
-                                       const SearchSpace& space,
-                                       Inputs& inputs) {
+                                       const SearchSpace& space, Inputs& inputs,
+                                       const std::atomic<bool>& stop) {
   SearchOptions search = SearchOptionsOf(options);
   TESSERA_TRY(search.starts, StartsOf(options, space, inputs));
   search.candidates = static_cast<size_t>(std::max(1, options.confirm));
   search.share_links = options.confirm > 0;
-  search.stop = &CatchInterrupts();
+  search.stop = &stop;
   search.more_starts =
       StartsOnParts(inputs.graph, inputs.cluster,
                     {inputs.profile_or_null(), options.training,
@@ -277,7 +278,9 @@ Result<int> RunSearch(const Options& options) {
   SearchSpace space(inputs.graph, inputs.cluster);
   TESSERA_TRY(space.constraints,
               ConstraintsOf(options, space.index, inputs.cluster));
-  TESSERA_TRY(SearchOptions search, SearchOptionsFor(options, space, inputs));
+  const std::atomic<bool>& interrupts = CatchInterrupts();
+  TESSERA_TRY(SearchOptions search,
+              SearchOptionsFor(options, space, inputs, interrupts));
   PrintWarnings(inputs);
   // All that is done is within the limit, from reading on.
   AnswerTime time(space, evaluator, clock, search.time_limit);
@@ -289,7 +292,7 @@ Result<int> RunSearch(const Options& options) {
   }
   const Result<SearchResult> searched =
       SearchWithProgress(space, evaluator, search);
-  bool interrupted = search.stop->load();
+  bool interrupted = interrupts;
   if (!searched) return NoPlan(space, searched.error(), interrupted);
   const SearchResult& result = *searched;
   if (interrupted) {
@@ -300,7 +303,7 @@ Result<int> RunSearch(const Options& options) {
       Decide(options, inputs, space, evaluator, result, interrupted, time);
   if (options.verify > 0 && !interrupted) {
     TESSERA_RETURN_IF_ERROR(Verify(options, inputs, space, decided));
-    interrupted = search.stop->load();
+    interrupted = interrupts;
   }
   const Choice& chosen = decided.choices[decided.chosen];
   SearchAnswer answer = {inputs, space, result, decided, interrupted};
