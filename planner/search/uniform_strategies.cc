@@ -216,8 +216,14 @@ std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
   const int64_t replicas = int64_t{strategy.dp} * strategy.ep;
   if (batch % replicas != 0) return strategies;
   const int64_t samples = batch / replicas;
-  std::vector<int> sizes = Divisors(samples, kMostSamples);
-  if (space.index.graph->seq_len <= 1 && samples > kMostSamples) {
+  const int64_t tokens = std::max<int64_t>(1, space.index.graph->seq_len);
+  std::vector<int> sizes;
+  for (int size : Divisors(
+           samples, std::max<int64_t>(kMostSamples, kMostTokens / tokens))) {
+    if (size > kMostSamples && size < 2 * int64_t{sizes.back()}) continue;
+    sizes.push_back(size);
+  }
+  if (tokens == 1 && sizes.back() < samples) {
     sizes.push_back(static_cast<int>(samples));
   }
   for (int mbs : sizes) {

@@ -18,15 +18,16 @@ std::vector<int> Divisors(int64_t n,
 // within a node (of nodes with one or two devices up to kMostAcross) or
 // beyond that, any pipeline, any split of experts, cuts of sequences (from
 // 32,768 tokens on by up to 16 ranks, from 4,096 on where samples are fewer
-// than devices), microbatches of up to
-// kMostSamples samples on a replica, or of all where they have no sequences,
-// every ZeRO stage where there is data parallelism, sequence parallelism
-// where there is tensor parallelism, where there is a pipeline every
-// schedule with all numbers of chunks that share out the layers evenly, and
-// few where layers cannot be or, on unlike devices, should not be. On these
-// each with equal work and with work by speed. In a fixed order whose
-// beginnings cover all of them evenly, for who runs out of time.
+// than devices), microbatches of up to kMostSamples samples on a replica, and
+// of more where they are short (WithSamples), every ZeRO stage where there is
+// data parallelism, sequence parallelism where there is tensor parallelism,
+// where there is a pipeline every schedule with all numbers of chunks that
+// share out the layers evenly, and few where layers cannot be or, on unlike
+// devices, should not be. On these each with equal work and with work by speed.
+// In a fixed order whose beginnings cover all of them evenly, for who runs out
+// of time.
 inline constexpr int kMostSamples = 64;
+inline constexpr int64_t kMostTokens = 65'536;
 inline constexpr int kMostAcross = 8;
 enum class TensorRanks { kWithinNodes, kBeyond };
 std::vector<Strategy> UniformStrategies(
@@ -47,8 +48,10 @@ std::vector<Strategy> OtherContexts(const SearchSpace& space,
 std::vector<Strategy> OtherSchedules(const SearchSpace& space,
                                      const std::vector<Strategy>& strategies);
 
-// `strategy` with each possible number of samples in a microbatch, as above;
-// none where the replicas do not divide the batch.
+// `strategy` with each possible number of samples in a microbatch up to
+// kMostSamples, then, of up to kMostTokens tokens, with one of each doubling,
+// and with all where samples are no sequences; none where the replicas do not
+// divide the batch.
 std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy);
 
 // `strategy` with its schedule where that runs its pipeline, else with one

@@ -646,6 +646,27 @@ TEST(UniformStrategies, CutSequencesOfFewSamples) {
   EXPECT_EQ(most_context(8, 32'768), 8);
 }
 
+// Of the 768 samples of two replicas: every divisor up to 64, then, up to
+// 65,536 tokens, the first that is twice the one before.
+TEST(UniformStrategies, HaveLargeMicrobatchesOfShortSequences) {
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x2").value();
+  const auto sizes = [&](const Graph& graph) {
+    std::vector<int> sizes;
+    Strategy strategy;
+    strategy.dp = 2;
+    for (const Strategy& s : WithSamples({graph, cluster}, strategy)) {
+      sizes.push_back(s.mbs);
+    }
+    return sizes;
+  };
+  std::vector<int> expected = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
+  EXPECT_EQ(sizes(Zoo("gpt2", 1536, 1024, DType::kBFloat16)), expected);
+  expected.push_back(128);
+  EXPECT_EQ(sizes(Zoo("gpt2", 1536, 512, DType::kBFloat16)), expected);
+  expected.insert(expected.end(), {256, 768});
+  EXPECT_EQ(sizes(Gpt2(1536, 64)), expected);
+}
+
 // The best are tried in each other way, in zigzag order where that balances.
 TEST(UniformStrategies, HaveOtherContexts) {
   const Graph graph = Gpt2(4);
