@@ -3,6 +3,8 @@
 #include <iostream>
 #include <map>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "costmodel/profile/profile_io.h"

@@ -5,7 +5,9 @@ source "$(dirname "$0")/lib.bash"
 
 "$tessera" profile "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2,mbs=4 \
   --time-limit 60 --json -o "$work/profile.json" >"$work/out.json" \
-  2>/dev/null
+  2>"$work/err"
+# Lines on how far it is come each few seconds, with the binary's name.
+if grep -v "^tessera: " "$work/err"; then fail "a line of progress"; fi
 json 'j["rows"] > 20 and j["ranks"] == 2' "$work/out.json" >/dev/null
 json 'all(float(r["median_seconds"]) > 0 and r["samples"] >= 5
   for r in j["rows"])' "$work/profile.json" >/dev/null
