@@ -417,7 +417,7 @@ code=0
 # Ctrl-C ends jittered steps, and prints what is done.
 "$tessera" whatif "${what[@]}" "${on[@]}" --fast --jitter 5% --samples 100000 \
   --json >"$work/out.json" 2>/dev/null &
-sleep 2
+sleep 5
 kill -INT $!
 code=0
 wait $! || code=$?
