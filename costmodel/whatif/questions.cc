@@ -1,7 +1,6 @@
 #include "costmodel/whatif/questions.h"
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 #include <optional>
 #include <string_view>
@@ -147,8 +146,6 @@ std::vector<std::pair<Trial, Score>> BestOf(
   const Watch& watch = options.predict.watch;
   std::vector<Strategy> strategies;
   for (const Trial& trial : trials) strategies.push_back(trial.strategy);
-  // Of equal bounds the first is priced first; few microbatches take less.
-  std::ranges::stable_sort(strategies, std::greater(), &Strategy::mbs);
   const auto stop = [&] {
     watch.Tell("comparing " + std::to_string(trials.size()) + " changes");
     return watch.stopped();
@@ -162,6 +159,31 @@ std::vector<std::pair<Trial, Score>> BestOf(
         std::ranges::find(trials, candidate.strategy, &Trial::strategy);
     best.emplace_back(*found, candidate.score);
   }
+  return best;
+}
+
+// The best changes of one key that fit, and of two that are faster than these.
+std::vector<std::pair<Trial, Score>> FittingChanges(
+    const Trial& as_it_is, const Case& of, const SearchSpace& space,
+    const Evaluator& evaluator, const GridOptions& options) {
+  const std::vector<Trial> singles = Changed({as_it_is}, of);
+  // Of many ways to offload two, so that there is room for others.
+  std::vector<Trial> offloads;
+  std::vector<Trial> others;
+  for (const Trial& trial : singles) {
+    (trial.last_key == "offload" ? offloads : others).push_back(trial);
+  }
+  auto best = BestOf(offloads, kOffloads, space, evaluator, options);
+  std::ranges::move(
+      BestOf(others, kShown - best.size(), space, evaluator, options),
+      std::back_inserter(best));
+  std::optional<Score> fastest;
+  for (const auto& [trial, score] : best) {
+    if (!fastest || Better(score, *fastest)) fastest = score;
+  }
+  std::ranges::move(
+      BestOf(Changed(singles, of), kPairs, space, evaluator, options, fastest),
+      std::back_inserter(best));
   return best;
 }
 
@@ -303,10 +325,10 @@ Result<Fit> FitOf(Case of, const GridOptions& options) {
   const Evaluator evaluator(*of.graph, of.cluster, predict.profile,
                             predict.training, Evaluator::kUnlimited,
                             of.whole.get());
-  const auto evaluate = [&](const Plan& any) {
-    return predict.fast ? evaluator.Evaluate(any) : evaluator.Explain(any);
+  const auto evaluate = [&](const Evaluator& by, const Plan& any) {
+    return predict.fast ? by.Evaluate(any) : evaluator.Explain(any);
   };
-  const Evaluation evaluation = evaluate(plan);
+  const Evaluation evaluation = evaluate(evaluator, plan);
   const FullestDevice fullest = FullestOf(of.cluster, plan, evaluation);
   Fit fit;
   fit.fits = evaluation.feasible();
@@ -325,37 +347,26 @@ Result<Fit> FitOf(Case of, const GridOptions& options) {
   fit.problem = evaluation.violations.front();
   if (!fit.strategy) return fit;
 
-  // Of many changes none is worth a long simulation.
-  const Evaluator quick(*of.graph, of.cluster, predict.profile,
-                        predict.training, Evaluator::kMostInSearch,
-                        of.whole.get());
   const SearchSpace space(*of.graph, of.cluster);
   Trial as_it_is = {*fit.strategy, *strategy, "", "", 0};
   as_it_is.strategy.dp = 0;
-  const std::vector<Trial> singles = Changed({as_it_is}, of);
-  // Of many ways to offload two, so that there is room for others.
-  std::vector<Trial> offloads;
-  std::vector<Trial> others;
-  for (const Trial& trial : singles) {
-    (trial.last_key == "offload" ? offloads : others).push_back(trial);
+  // What takes long to simulate is looked at where nothing else fits.
+  const Evaluator quick(*of.graph, of.cluster, predict.profile,
+                        predict.training, Evaluator::kMostInSearch,
+                        of.whole.get());
+  const Evaluator* asked = &quick;
+  auto best = FittingChanges(as_it_is, of, space, *asked, options);
+  if (best.empty() && !predict.watch.stopped()) {
+    asked = &evaluator;
+    best = FittingChanges(as_it_is, of, space, *asked, options);
   }
-  auto best = BestOf(offloads, kOffloads, space, quick, options);
-  std::ranges::move(BestOf(others, kShown - best.size(), space, quick, options),
-                    std::back_inserter(best));
-  std::optional<Score> fastest;
-  for (const auto& [trial, score] : best) {
-    if (!fastest || Better(score, *fastest)) fastest = score;
-  }
-  const std::vector<Trial> pairs = Changed(singles, of);
-  std::ranges::move(BestOf(pairs, kPairs, space, quick, options, fastest),
-                    std::back_inserter(best));
   for (const auto& [trial, score] : best) {
     if (predict.watch.stopped()) break;
     predict.watch.Tell("pricing the changes with which it fits");
     const auto changed =
         PlanFromStrategy(*of.index, of.cluster, trial.strategy);
     TESSERA_CHECK(changed) << trial.text;
-    const Evaluation result = evaluate(*changed);
+    const Evaluation result = evaluate(*asked, *changed);
     fit.changes.push_back({trial.change, trial.keys, trial.text,
                            result.step_time,
                            FullestOf(of.cluster, *changed, result).use.total});

@@ -76,7 +76,8 @@ struct Fit {
   Bytes capacity;
   Duration step_time;
   // Where it does not fit: changes of one key of the strategy that make it fit,
-  // and of two that are faster than any of one; fastest first, a few.
+  // and of two that are faster than any of one; fastest first, a few. Such as
+  // have to be simulated (evaluator.h) and are large only where no other does.
   std::vector<FitChange> changes;
   bool interrupted = false;  // there may be more changes
   // Of each device, with which the plan fits as it is.

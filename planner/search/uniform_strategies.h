@@ -14,6 +14,12 @@ namespace tessera {
 std::vector<int> Divisors(int64_t n,
                           int64_t most = std::numeric_limits<int64_t>::max());
 
+// Rules of thumb. Of larger microbatches kernels gain little.
+inline constexpr int kMostSamples = 64;
+inline constexpr int64_t kMostTokens = 65'536;
+inline constexpr int kMostAcross = 8;
+enum class TensorRanks { kWithinNodes, kBeyond };
+
 // Uniform strategies, of which most give valid plans: tensor parallelism
 // within a node (of nodes with one or two devices up to kMostAcross) or
 // beyond that, any pipeline, any split of experts, cuts of sequences (from
@@ -26,10 +32,6 @@ std::vector<int> Divisors(int64_t n,
 // devices, should not be. On these each with equal work and with work by speed.
 // In a fixed order whose beginnings cover all of them evenly, for who runs out
 // of time.
-inline constexpr int kMostSamples = 64;
-inline constexpr int64_t kMostTokens = 65'536;
-inline constexpr int kMostAcross = 8;
-enum class TensorRanks { kWithinNodes, kBeyond };
 std::vector<Strategy> UniformStrategies(
     const SearchSpace& space, TensorRanks ranks = TensorRanks::kWithinNodes);
 
@@ -49,9 +51,9 @@ std::vector<Strategy> OtherSchedules(const SearchSpace& space,
                                      const std::vector<Strategy>& strategies);
 
 // `strategy` with each possible number of samples in a microbatch up to
-// kMostSamples, then, of up to kMostTokens tokens, with one of each doubling,
-// and with all where samples are no sequences; none where the replicas do not
-// divide the batch.
+// kMostSamples, then, of up to kMostTokens tokens (of samples that are no
+// sequences one each), with one of each doubling, and of such with all; none
+// where the replicas do not divide the batch.
 std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy);
 
 // `strategy` with its schedule where that runs its pipeline, else with one
