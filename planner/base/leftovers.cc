@@ -7,7 +7,9 @@
 
 #include <cerrno>
 #include <climits>
+#include <fstream>
 #include <optional>
+#include <string>
 
 #include "planner/base/file_descriptor.h"
 #include "planner/base/whole_number.h"
@@ -41,12 +43,24 @@ std::optional<bool> IsLocked(const std::string& path) {
   return errno == EWOULDBLOCK ? std::optional(true) : std::nullopt;
 }
 
+// Whether a process of this number has ended, though its parent may not have
+// asked yet how it did, which takes some init processes a second or more.
+bool HasEnded(pid_t process) {
+  if (::kill(process, 0) != 0 && errno == ESRCH) return true;
+  // proc(5): "PID (NAME) STATE ...", where a name may have all characters.
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string status;
+  std::getline(file, status, '\0');
+  const size_t name_end = status.rfind(") ");
+  return name_end != std::string::npos && status[name_end + 2] == 'Z';
+}
+
 // Whether the process that wrote the file at `path` is gone. Containers that
 // start anew give the same number to another, such as this one.
 bool IsLeft(const std::string& path, pid_t process) {
   const std::optional<bool> locked = IsLocked(path);
   if (process == ::getpid()) return locked == false;
-  const bool is_gone = ::kill(process, 0) != 0 && errno == ESRCH;
+  const bool is_gone = HasEnded(process);
   return is_gone && locked != true;
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -175,6 +176,23 @@ TEST_F(FileTest, WhatKilledWritersLeftVanishes) {
   std::ofstream(path_ + here + ".2147483647.12") << "half";
   ASSERT_TRUE(AtomicFile::Create(path_));
   EXPECT_EQ(Names(), kept);
+}
+
+// A child that has ended is there until its parent, this process, waits for it.
+TEST_F(FileTest, WhatAWriterLeftVanishesBeforeItsParentLooks) {
+  const pid_t writer = ::fork();
+  if (writer == 0) {
+    auto file = AtomicFile::Create(path_);
+    ::_exit(file.has_value() ? 0 : 1);
+  }
+  siginfo_t ended = {};
+  ASSERT_EQ(
+      ::waitid(P_PID, static_cast<id_t>(writer), &ended, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(ended.si_status, 0);
+  EXPECT_EQ(Names().size(), 1U);
+  ASSERT_TRUE(AtomicFile::Create(path_));
+  EXPECT_EQ(Names(), std::set<std::string>());
+  ::waitpid(writer, nullptr, 0);
 }
 
 // Of a process that this one cannot see, in a container of the host's name.
