@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -34,6 +35,15 @@ JsonValue Number(double value) {
   number.kind = JsonValue::Kind::kNumber;
   number.number = value;
   return number;
+}
+
+bool HasEqualNodes(const Cluster& cluster) {
+  std::vector<int> devices(static_cast<size_t>(cluster.num_nodes()));
+  for (const Device& device : cluster.devices) {
+    ++devices[static_cast<size_t>(device.node)];
+  }
+  return std::ranges::adjacent_find(devices, std::not_equal_to()) ==
+         devices.end();
 }
 
 Result<Graph> TypicalGraph(const ModelFamily& family) {
@@ -105,9 +115,12 @@ std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
   return plans;
 }
 
-const Cluster& LadderCluster(const Cluster& hosts, const Cluster& planned) {
-  const bool joins = planned.devices.size() == hosts.devices.size() &&
-                     planned.num_nodes() < hosts.num_nodes();
+const Cluster& LadderCluster(const Gpu& gpu, const Cluster& hosts,
+                             const Cluster& planned) {
+  const bool joins = NvLinkMayJoinHosts(gpu) &&
+                     planned.devices.size() == hosts.devices.size() &&
+                     planned.num_nodes() < hosts.num_nodes() &&
+                     HasEqualNodes(planned);
   return joins ? planned : hosts;
 }
 

@@ -12,6 +12,7 @@
 #include "planner/ir/graph.h"
 #include "planner/plan/plan.h"
 #include "profiler/kernel_case.h"
+#include "runtime/launch/backend.h"
 
 namespace tessera {
 
@@ -32,13 +33,15 @@ std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
 // (within a node, or of whole nodes), with payloads from 1 KiB to 16 MiB (where
 // ranks have shares of it, from 4 bytes of each on); messages between two
 // neighbours, unless some are of one node and others of two; copies of the same
-// sizes.
+// sizes. REQUIRES: nodes of equally many devices.
 void AddLadder(const Cluster& cluster, ProfileCases& cases);
 
-// Of which cluster the ladder is where the ranks' hosts are the nodes of
-// `hosts` and plans are for `planned`: of that one where it is of the same
-// ranks and joins hosts to nodes, as NVLink may (GB200 NVL72).
-const Cluster& LadderCluster(const Cluster& hosts, const Cluster& planned);
+// Of which cluster the ladder of ranks on such GPUs is where their hosts are
+// the nodes of `hosts` and plans are for `planned`: of that one where it is of
+// the same ranks and joins hosts to nodes of equally many, and NVLink may do
+// so; elsewhere it is a machine that plans are made for in advance.
+const Cluster& LadderCluster(const Gpu& gpu, const Cluster& hosts,
+                             const Cluster& planned);
 
 // What `plans` run: kernels and copies of `cluster`'s devices, and what the
 // exchanges of the ladder are worth to them. Work that is priced by the host's

@@ -111,7 +111,7 @@ Result<void> ReadGpus(const Options& options,
                             type.name + "', and the GPU here is '" + name + "'",
                         "--cluster");
   }
-  AddLadder(LadderCluster(cluster, job.inputs.cluster), job.cases);
+  AddLadder(LadderCluster(gpu.gpu, cluster, job.inputs.cluster), job.cases);
   job.origin = OriginOf(job.ranks, /*threads=*/0, gpu.gpu.name);
   return {};
 }

@@ -153,6 +153,13 @@ Result<int> GpuOfRank(const HostRanks& ranks) {
            "=1 lets ranks share a GPU, and so does --backend cuda-loopback"));
 }
 
+bool NvLinkMayJoinHosts(const Gpu& gpu) {
+  const KnownGpu* const known = FindGpu(gpu.name);
+  if (known == nullptr) return false;
+  const auto topology = Find("cluster", Topologies(), known->topology);
+  return topology && (*topology)->gpus_per_node > kMostOfAHost;
+}
+
 Result<Cluster> ClusterOfGpus(const Gpu& gpu, int ranks, int ranks_per_node,
                               int ranks_per_gpu, std::string* warning) {
   const KnownGpu* const known = FindGpu(gpu.name);
@@ -164,7 +171,7 @@ Result<Cluster> ClusterOfGpus(const Gpu& gpu, int ranks, int ranks_per_node,
   TESSERA_TRY(const Topology* const topology,
               Find("cluster", Topologies(),
                    known != nullptr ? known->topology : kUnknownGpuTopology));
-  if (topology->gpus_per_node > kMostOfAHost && ranks > ranks_per_node) {
+  if (NvLinkMayJoinHosts(gpu) && ranks > ranks_per_node) {
     *warning = Text(
         "hosts of ", gpu.name,
         " may be joined by NVLink: its predicted times are of a node for each "

@@ -59,10 +59,13 @@ Result<int> GpuOfRank(const HostRanks& ranks);
 // Those of the rank that `environment` describes, whose process sees `gpus`.
 HostRanks HostRanksOf(const RankEnvironment& environment, int gpus);
 
+// Whether NVLink may join hosts of such GPUs to one node (GB200 NVL72).
+bool NvLinkMayJoinHosts(const Gpu& gpu);
+
 // How `ranks` ranks, `ranks_per_node` on each host, form a cluster of GPUs like
 // `gpu`: the preset of that GPU's system with the memory that a rank has here.
 // Of a GPU that no preset has, the figures are those of an H100, and `warning`
-// says so.
+// says so, as it does where NVLink may join the hosts.
 Result<Cluster> ClusterOfGpus(const Gpu& gpu, int ranks, int ranks_per_node,
                               int ranks_per_gpu, std::string* warning);
 

@@ -475,16 +475,23 @@ TEST(AddLadderTest, MessagesOfPairsThatAreAlike) {
 
 // Two hosts of four GPUs in one NVLink domain are a node of eight.
 TEST(AddLadderTest, NodesOfSeveralHostsAreThoseOfPlans) {
-  const auto nodes = [](const std::string& hosts, const std::string& planned) {
-    return LadderCluster(MakeCluster(hosts).value(),
+  const auto nodes = [](const std::string& gpu, const std::string& hosts,
+                        const std::string& planned) {
+    return LadderCluster({gpu, Bytes{1}}, MakeCluster(hosts).value(),
                          MakeCluster(planned).value())
         .num_nodes();
   };
-  EXPECT_EQ(nodes("gb200-nvl72:2x4", "gb200-nvl72:1x8"), 1);
+  const std::string gb200 = "NVIDIA GB200";
+  EXPECT_EQ(nodes(gb200, "gb200-nvl72:2x4", "gb200-nvl72:1x8"), 1);
   // Plans for more ranks than there are do not say how these are joined, and a
   // host is one node at least.
-  EXPECT_EQ(nodes("gb200-nvl72:2x4", "gb200-nvl72:1"), 2);
-  EXPECT_EQ(nodes("dgx-h100:1x8", "dgx-h100:2x4"), 1);
+  EXPECT_EQ(nodes(gb200, "gb200-nvl72:2x4", "gb200-nvl72:1"), 2);
+  EXPECT_EQ(nodes(gb200, "gb200-nvl72:1x8", "gb200-nvl72:2x4"), 1);
+  // Of nodes of 8 and 4 there are no groups of 6 that are alike.
+  EXPECT_EQ(nodes(gb200, "gb200-nvl72:3x4", "gb200-nvl72:1x8+gb200-nvl72:1x4"),
+            3);
+  // Two hosts of four are no DGX, whatever plans are for.
+  EXPECT_EQ(nodes("NVIDIA H100 80GB HBM3", "dgx-h100:2x4", "dgx-h100:1x8"), 2);
 }
 
 // Ranks have a share of four bytes at least of what is timed: of 512 ranks
