@@ -6,12 +6,15 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string_view>
 
+#include "planner/base/split.h"
+#include "planner/base/whole_number.h"
 #include "profiler/machine.h"
 
 namespace tessera {
@@ -183,6 +186,32 @@ Result<FoundGpu> ReadGpu(const Nvml& nvml, const std::string& root,
   return gpu;
 }
 
+// How many of `count` GPUs CUDA_VISIBLE_DEVICES names: those in front of the
+// first that there cannot be, as "-1" (CUDA C++ Programming Guide 13.0, "CUDA
+// Environment Variables").
+size_t NamedGpus(std::string_view visible, unsigned count) {
+  size_t named = 0;
+  for (const std::string_view gpu : Split(visible, ',')) {
+    const auto index = ParseWhole<int64_t>(gpu);  // Others have UUIDs.
+    if (gpu.empty() || (index && (*index < 0 || *index >= count))) break;
+    ++named;
+  }
+  return named;
+}
+
+// `count`: those of the driver, with those that are left out.
+void WarnOfHidden(Machine& machine, unsigned count) {
+  const char* const set = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (set == nullptr) return;
+  const size_t named = NamedGpus(set, count);
+  const size_t all = machine.gpus.size();
+  if (named >= all) return;
+  machine.warnings.push_back("CUDA_VISIBLE_DEVICES is '" + std::string(set) +
+                             "': a program here has " + std::to_string(named) +
+                             " of the " + std::to_string(all) +
+                             " GPUs that are described");
+}
+
 Result<void> ReadGpus(const Nvml& nvml, const std::string& root,
                       Machine& machine) {
   char text[96] = {};
@@ -222,33 +251,8 @@ Result<void> ReadGpus(const Nvml& nvml, const std::string& root,
         std::to_string(handles.size()) +
         " GPUs are not part of it): hosts that it joins are not known");
   }
+  WarnOfHidden(machine, count);
   return {};
-}
-
-// How many GPUs CUDA_VISIBLE_DEVICES names: those in front of the first that
-// there cannot be, "-1" (CUDA C++ Programming Guide 13.0, "CUDA Environment
-// Variables").
-size_t NamedGpus(std::string_view visible) {
-  size_t named = 0;
-  while (!visible.empty() && !visible.starts_with('-')) {
-    ++named;
-    const size_t comma = visible.find(',');
-    if (comma == visible.npos) break;
-    visible.remove_prefix(comma + 1);
-  }
-  return named;
-}
-
-void WarnOfHidden(Machine& machine) {
-  const char* const set = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (set == nullptr) return;
-  const size_t named = NamedGpus(set);
-  const size_t all = machine.gpus.size();
-  if (named >= all) return;
-  machine.warnings.push_back("CUDA_VISIBLE_DEVICES is '" + std::string(set) +
-                             "': a program here has " + std::to_string(named) +
-                             " of the " + std::to_string(all) +
-                             " GPUs that are described");
 }
 
 }  // namespace
@@ -265,7 +269,6 @@ Result<void> AddGpus(Machine& machine, const std::string& root,
   }
   TESSERA_RETURN_IF_ERROR(nvml.Check(nvml.init(), "nvmlInit"));
   const Result<void> read = ReadGpus(nvml, root, machine);
-  WarnOfHidden(machine);
   nvml.shutdown();
   return read;
 }

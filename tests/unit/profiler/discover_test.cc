@@ -626,7 +626,13 @@ TEST_F(SysTest, HiddenGpusAreAWarning) {
                           "of the 2 GPUs that are described"));
   EXPECT_THAT(warnings(""), ElementsAre(HasSubstr("has 0 of the 2")));
   EXPECT_THAT(warnings("-1"), ElementsAre(HasSubstr("has 0 of the 2")));
-  EXPECT_THAT(warnings("0,-1,1"), ElementsAre(HasSubstr("has 1 of the 2")));
+  // The rest is not looked at behind what is no GPU.
+  for (const char* const visible : {"0,-1,1", "0,,1", "0,7,1"}) {
+    EXPECT_THAT(warnings(visible), ElementsAre(HasSubstr("has 1 of the 2")))
+        << visible;
+  }
+  EXPECT_THAT(warnings(",0,1"), ElementsAre(HasSubstr("has 0 of the 2")));
+  EXPECT_THAT(warnings("GPU-8932f937,GPU-1a2b"), IsEmpty());
 }
 
 TEST_F(SysTest, AnNvLinkDomainOfHostsHasAName) {
