@@ -479,7 +479,8 @@ Result<void> AnswerScaling(const Question& of, WhatifResult& result) {
   return {};
 }
 
-// That one of them is laid out, and that none lacks but a price.
+// That one of them is laid out, and that none lacks but a price; as far as that
+// is known where it was interrupted.
 Result<void> CheckOffers(const Cheapest& cheapest) {
   const std::vector<Offer>& offers = cheapest.offers;
   const auto refused = [](const Offer& offer) {
@@ -488,7 +489,8 @@ Result<void> CheckOffers(const Cheapest& cheapest) {
   std::vector<const Cell*> all;
   for (const Offer& offer : offers) all.push_back(&offer.cell);
   if (NoneLaidOut(all)) return refused(offers.front());
-  if (cheapest.best) return {};
+  const auto is_done = [](const Offer& offer) { return offer.cell.done; };
+  if (cheapest.best || !std::ranges::all_of(offers, is_done)) return {};
   const auto unpriced = std::ranges::find_if(offers, [](const Offer& offer) {
     return GoodPrediction(offer.cell) && !offer.cell.prediction->run->usd;
   });
@@ -540,9 +542,15 @@ Result<void> CheckQuestions(const Question& of) {
   return plan ? Result<void>() : AsInput(plan.error());
 }
 
+// Whether anything is done: what was interrupted may have nothing that is.
 bool HasAnswer(const WhatifResult& result) {
-  return !result.cells.empty() || result.jitter || result.scaling ||
-         result.cheapest || result.fit;
+  const auto any_done = [](const std::vector<Offer>& offers) {
+    return std::ranges::any_of(
+        offers, [](const Offer& offer) { return offer.cell.done; });
+  };
+  return std::ranges::any_of(result.cells, &Cell::done) || result.jitter ||
+         (result.scaling && !result.scaling->points.empty()) ||
+         (result.cheapest && any_done(result.cheapest->offers)) || result.fit;
 }
 
 Error InterruptedError(const WhatifResult& result) {
@@ -665,10 +673,8 @@ Result<int> RunWhatif(const Options& options) {
   // What was computed is told all the same where the rest cannot be, or files
   // cannot be written.
   const Result<void> written = WritePlans(options, result.cells);
-  Result<void> answered = Answer(asked, result);
+  const Result<void> answered = Answer(asked, result);
   result.interrupted = asked.grid.predict.watch.stopped();
-  // What was cut short may be an error for that alone.
-  if (!answered && result.interrupted) answered = InterruptedError(result);
   if (!answered && !HasAnswer(result)) return answered.error();
   NoteIdleRestart(options, result);
   Name(asked, result);

@@ -414,27 +414,47 @@ code=0
   --scaling-limit 0.5 --fast >/dev/null 2>&1 || code=$?
 [[ $code == 3 ]] || fail "exit code $code of what does not run at the start"
 
-# Ctrl-C ends jittered steps, and prints what is done.
-"$tessera" whatif "${what[@]}" "${on[@]}" --fast --jitter 5% --samples 100000 \
-  --json >"$work/out.json" 2>/dev/null &
-sleep 5
-kill -INT $!
+# What Ctrl-C has ended before it began has one jittered step, and of all else
+# nothing.
+stopped() {
+  python3 -c 'import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+os.kill(os.getpid(), signal.SIGINT)
+os.execv(sys.argv[1], sys.argv[1:])' "$tessera" whatif "${what[@]}" --fast "$@"
+}
 code=0
-wait $! || code=$?
+stopped "${on[@]}" --jitter 5% --json >"$work/out.json" 2>/dev/null || code=$?
 [[ $code == 130 ]] || fail "exit code $code of what was interrupted"
-check '0 < j["jitter"]["samples"] < 100000 and j["interrupted"]'
+check 'j["jitter"]["samples"] == 1 and j["interrupted"]'
+ends_stopped() {
+  local expected=$1 said=$2 code=0
+  shift 2
+  stopped "$@" >"$work/stdout" 2>"$work/stderr" || code=$?
+  [[ $code == "$expected" ]] || fail "exit code $code once stopped: $*"
+  grep -q "$said" "$work/stderr" || fail "$(cat "$work/stderr")"
+}
+nothing="interrupted before there was an answer"
+ends_stopped 130 "$nothing" "${on[@]}" --vary nodes=1,2
+ends_stopped 130 "$nothing" "${on[@]}" --scaling-limit 0.8
+ends_stopped 130 "$nothing" --tokens 1B --cheapest dgx-h100:1,dgx-a100-80gb:1
+# Bad input is that all the same.
+ends_stopped 2 "3 does not divide the" "${on[@]}" --fit --set strategy.tp=3
 
-# Of offers, too, where the only one that is done has no price.
-"$tessera" whatif --model zoo:gpt2 --seq-len 512 --global-batch 512 \
-  --threads 2 --fast --tokens 1B \
-  --cheapest dgx-a100-80gb:1,dgx-a100-80gb:128+dgx-h100:7 >"$work/stdout" \
-  2>"$work/stderr" &
-sleep 3
-kill -INT $!
+# Of offers what is done is told, where the only one has no price. The second
+# one takes ten times as long.
+"$tessera" whatif "${what[@]}" --fast --threads 2 --tokens 1B --json \
+  --proposals 200000 \
+  --cheapest dgx-a100-80gb:1x1,dgx-a100-80gb:900+dgx-h100:123 \
+  >"$work/out.json" 2>"$work/stderr" &
+job=$!
+await grep -q "^tessera: 1 of 2 cells are done" "$work/stderr"
+kill -INT $job
 code=0
-wait $! || code=$?
+wait $job || code=$?
 [[ $code == 130 ]] || fail "exit code $code of offers that were interrupted"
-grep -q "interrupted before there was an answer" "$work/stderr" ||
+check 'j["cheapest"]["offers"][0]["refused"].startswith("no price")'
+check 'j["cheapest"]["offers"][1]["refused"] == "interrupted"'
+grep -q "interrupted; what was done is above" "$work/stderr" ||
   fail "$(cat "$work/stderr")"
 
 # Bad input is one line.
