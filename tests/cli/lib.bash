@@ -7,9 +7,10 @@ examples=${TESSERA_EXAMPLES:?the folder examples/}
 work=$(mktemp -d)
 
 # end PID: it, and all that it has started, which a launcher that is killed would
-# leave.
+# leave. One that is stopped starts no more meanwhile.
 end() {
   local child
+  kill -STOP "$1" 2>/dev/null || true
   for child in $(pgrep -P "$1"); do end "$child"; done
   kill -KILL "$1" 2>/dev/null || true
 }
