@@ -154,13 +154,17 @@ Result<void> FindMaster(const GetEnv& get_env, RankEnvironment& found) {
       if (hosts->size() == 1) found.master_host = "127.0.0.1";
     }
   }
-  const bool has_address =
-      !found.master_host.empty() && !Get(get_env, "MASTER_PORT").empty();
-  if (found.launcher == "torchrun" && found.size > 1 && !has_address) {
-    return InvalidInput(
-        Text("RANK and WORLD_SIZE are set (rank ", found.rank, " of ",
-             found.size, "), but not MASTER_ADDR and MASTER_PORT"),
-        "environment");
+  if (found.launcher == "torchrun" && found.size > 1) {
+    std::string missing;
+    for (const char* const name : {"MASTER_ADDR", "MASTER_PORT"}) {
+      if (!Get(get_env, name).empty()) continue;
+      missing += Text(missing.empty() ? "" : " and ", name);
+    }
+    if (!missing.empty()) {
+      return InvalidInput(Text("RANK and WORLD_SIZE are set (rank ", found.rank,
+                               " of ", found.size, "), but not ", missing),
+                          "environment");
+    }
   }
   if (found.master_host.empty()) {
     if (found.local_size < found.size) {

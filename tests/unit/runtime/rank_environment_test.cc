@@ -59,6 +59,18 @@ TEST(DetectRankEnvironmentTest, Torchrun) {
   EXPECT_EQ(Detect(variables).value()->master_port, 29501);
 }
 
+TEST(DetectRankEnvironmentTest, WhatTorchrunsVariablesLackIsNamed) {
+  const auto message = [](Variables more) {
+    more.insert({{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+    const auto found = Detect(more);
+    return found ? "" : found.error().message;
+  };
+  const std::string set = "RANK and WORLD_SIZE are set (rank 0 of 2), but not ";
+  EXPECT_EQ(message({}), set + "MASTER_ADDR and MASTER_PORT");
+  EXPECT_EQ(message({{"MASTER_ADDR", "127.0.0.1"}}), set + "MASTER_PORT");
+  EXPECT_EQ(message({{"MASTER_PORT", "4567"}}), set + "MASTER_ADDR");
+}
+
 TEST(DetectRankEnvironmentTest, OpenMpiOnOneHostNeedsNoMaster) {
   const auto found = Detect({{"OMPI_COMM_WORLD_RANK", "2"},
                              {"OMPI_COMM_WORLD_SIZE", "4"},
