@@ -59,8 +59,13 @@ Result<std::string> HostOf(int rank, Store& store, const std::string& prefix,
     if (options.waiting) options.waiting(who);
     host = store.Get(key, Left(deadline), who, late);
   }
-  if (late) return RankHasNotCome(rank, host.error().message);
-  return host;
+  if (!late) return host;
+  // The error names the rank by itself.
+  std::string why = host.error().message;
+  const std::string for_whom = " for " + who;
+  const size_t at = why.find(for_whom);
+  if (at != std::string::npos) why.erase(at, for_whom.size());
+  return RankHasNotCome(rank, why);
 }
 
 // Rank 0's answer: where the memory is, or why there is none.

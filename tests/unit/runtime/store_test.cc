@@ -498,10 +498,9 @@ TEST(ShmWorldTest, ARankThatDoesNotComeIsAnErrorAtOneDeadline) {
   });
   const auto world = MakeShmWorld(0, 3, **store);
   ASSERT_FALSE(world);
-  EXPECT_THAT(
-      world.error().message,
-      MatchesRegex("rank 2 has not come: waited [01][.0-9]* s in vain for "
-                   "rank 2 \\(the job's store is at .*"));
+  EXPECT_THAT(world.error().message,
+              MatchesRegex("rank 2 has not come: waited [01][.0-9]* s in vain "
+                           "\\(the job's store is at .*"));
   rank1.join();
 }
 
