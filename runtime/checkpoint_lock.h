@@ -1,6 +1,6 @@
 #pragma once
 // That one run at a time writes a checkpoint, and what it keeps of those
-// before.
+// before; and its log.
 
 #include <string>
 

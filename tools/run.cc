@@ -6,11 +6,14 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
 #include <numeric>
 #include <optional>
+#include <string_view>
+#include <system_error>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/kernel_fusions.h"
@@ -26,6 +29,7 @@
 #include "runtime/device/cpu_device.h"
 #include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
+#include "runtime/mapped_file.h"
 #include "runtime/trainer.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
@@ -63,7 +67,31 @@ void PrintStep(const StepReport& step, int64_t last, std::string_view unit) {
   std::cout << std::endl;
 }
 
-// One line of --log.
+// Whether a file, perhaps by another name, is what standard output goes to.
+bool IsStandardOutput(const std::string& path) {
+  struct stat file = {};
+  struct stat output = {};
+  return ::stat(path.c_str(), &file) == 0 &&
+         ::fstat(STDOUT_FILENO, &output) == 0 && file.st_dev == output.st_dev &&
+         file.st_ino == output.st_ino;
+}
+
+// Takes away what a run that was killed, or whose disk was full, has left of a
+// line.
+void CutUnfinishedLine(const std::string& path) {
+  if (!IsRegularFile(path)) return;
+  const auto file = MappedFile::Open(path);
+  if (!file) return;
+  const std::string_view text(
+      reinterpret_cast<const char*>(file->bytes().data()),
+      file->bytes().size());
+  const size_t end = text.rfind('\n');
+  const size_t whole = end == std::string_view::npos ? 0 : end + 1;
+  std::error_code code;
+  if (whole < text.size()) std::filesystem::resize_file(path, whole, code);
+}
+
+// One line of --log, which is there whole or not at all.
 Result<void> LogStep(const StepReport& step, const std::string& path,
                      std::ostream& log) {
   Json line = Json::Object({{"step", step.step + 1},
@@ -78,13 +106,14 @@ Result<void> LogStep(const StepReport& step, const std::string& path,
     line.Set("loss_scale", *step.loss_scale);
     line.Set("skipped", step.skipped);
   }
-  log << line.OneLine() << std::endl;
+  log << line.OneLine() + '\n' << std::flush;
+  if (log) return {};
+  Error error{ErrorCode::kUnavailable,
+              std::string("cannot write: ") + std::strerror(errno), path};
+  if (!IsStandardOutput(path)) CutUnfinishedLine(path);
   // One that a reader of the output has left is no error: it ends the run.
-  if (!log && !Interrupted()) {
-    return Error{ErrorCode::kUnavailable,
-                 std::string("cannot write: ") + std::strerror(errno), path};
-  }
-  return {};
+  if (Interrupted()) return {};
+  return error;
 }
 
 // What is done before the first step.
@@ -100,24 +129,6 @@ std::string StartUpText(const Options& options, const Graph& graph) {
          " parameters";
 }
 
-// Whether a file, perhaps by another name, is what standard output goes to.
-bool IsStandardOutput(const std::string& path) {
-  struct stat file = {};
-  struct stat output = {};
-  return ::stat(path.c_str(), &file) == 0 &&
-         ::fstat(STDOUT_FILENO, &output) == 0 && file.st_dev == output.st_dev &&
-         file.st_ino == output.st_ino;
-}
-
-// Whether a file has a last line without an end, as a run that was killed, or
-// whose disk was full, leaves.
-bool EndsWithinLine(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file || file.tellg() <= 0) return false;
-  file.seekg(-1, std::ios::end);
-  return file.get() != '\n';
-}
-
 // Rank 0's --log: `file`, opened for it, or standard output where that goes to
 // the same file, since the two would overwrite each other. Null where there is
 // none.
@@ -125,19 +136,18 @@ std::ostream* OpenLog(const Options& options, int64_t first_step,
                       std::ofstream& file) {
   if (options.log.empty()) return nullptr;
   if (IsStandardOutput(options.log)) return &std::cout;
-  bool within_line = false;
   if (IsRegularFile(options.log)) {
     // A resumed run's steps follow those before.
     if (first_step == 0) {
       std::ofstream(options.log, std::ios::trunc);
     } else {
-      within_line = EndsWithinLine(options.log);
+      CutUnfinishedLine(options.log);
     }
   }
-  // At the end, wherever that is by then: of two runs with one log all lines
-  // are there.
+  // Without a buffer, which would write what failed once more as it closes.
+  file.rdbuf()->pubsetbuf(nullptr, 0);
+  // At the end, wherever that is by then.
   file.open(options.log, std::ios::app);
-  if (within_line) file << '\n';
   return &file;
 }
 
@@ -556,7 +566,8 @@ Result<int> TrainAsJob(const Options& options) {
   }
   const auto ranks = static_cast<int>(job.inputs.cluster.devices.size());
   if (ranks > 1 && !job.backend->threads) {
-    job.lock.reset();  // rank 0 takes it
+    job.lock.reset();  // rank 0 takes both
+    job.log_lock.reset();
     auto code = LaunchRanks(ranks, options.arguments, &stop);
     if (code) return code;
     return BeforeTraining(options, job.first_step, code.error());

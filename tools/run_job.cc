@@ -635,6 +635,15 @@ Result<Job> ReadJob(const Options& options,
     if (!lock) return lock.error().At("--save");
     job.lock.emplace(*std::move(lock));
   }
+  // Any number may write to a terminal or a pipe.
+  std::error_code code;
+  if (writes && !options.log.empty() &&
+      (IsRegularFile(options.log) ||
+       !std::filesystem::exists(options.log, code))) {
+    auto lock = CheckpointLock::Take(options.log);
+    if (!lock) return lock.error().At("--log");
+    job.log_lock.emplace(*std::move(lock));
+  }
   TESSERA_RETURN_IF_ERROR(CheckGoesOn(stop));
   TESSERA_RETURN_IF_ERROR(ReadInputsForRanks(options, environment, job));
   TESSERA_RETURN_IF_ERROR(CheckGoesOn(stop));

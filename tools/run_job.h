@@ -29,8 +29,9 @@ struct OneRank {
 
 struct Job {
   const Backend* backend = nullptr;
-  // Of --save, in the process that checks it.
+  // Of --save and of --log, in the process that checks them.
   std::optional<CheckpointLock> lock;
+  std::optional<CheckpointLock> log_lock;
   std::optional<GpuShare> gpu;  // where ranks have one
   Inputs inputs;
   Plan plan;

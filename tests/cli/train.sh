@@ -339,13 +339,33 @@ json 'len(j["losses"]) == 2' "$work/unlogged.json" >/dev/null
   >"$work/on.json" 2>"$work/stderr"
 json 'j["first_step"] == 2' "$work/on.json" >/dev/null
 
-# A resumed run's lines do not go on with one that was cut, and a fresh run's
-# replace those before.
-printf '{"step": 1}\n{"step": 2, "lo' >"$work/cut.jsonl"
+# A line that is not written whole is cut away: in a file of 1024 bytes at most
+# (ulimit -f 1) lie the whole ones of the first steps. Here (one rank, without
+# --save) no other file is written.
+code=0
+(
+  trap '' XFSZ
+  ulimit -f 1
+  "$tessera" run "${one[@]}" --steps 100000 --log "$work/full.jsonl" 2>&1
+) | cat >"$work/stdout" || code=$?
+[[ $code == 1 ]] && grep -q "full.jsonl: cannot write: File too large" \
+  "$work/stdout" || fail "$code: $(cat "$work/stdout")"
+python3 - "$work/full.jsonl" <<'END' || fail "$(cat "$work/full.jsonl")"
+import json, sys
+text = open(sys.argv[1]).read()
+steps = [json.loads(line)["step"] for line in text.splitlines()]
+assert text.endswith("\n") and steps == list(range(1, len(steps) + 1)), steps
+# Another line did not fit.
+assert steps and len(text) * (len(steps) + 1) / len(steps) > 1000, len(text)
+END
+
+# A resumed run cuts a line that a killed one has left unfinished, and a fresh
+# run's lines replace those before.
+printf '{"step": 1}\n{"step": 2}\n{"step": 3, "lo' >"$work/cut.jsonl"
 "$tessera" run "${one[@]}" --steps 2 --load "$work/unlogged" \
   --log "$work/cut.jsonl" >"$work/stdout" 2>"$work/stderr"
 [[ $(cut -d, -f1 "$work/cut.jsonl") == $(printf '%s\n' '{"step": 1}' \
-  '{"step": 2' '{"step": 3' '{"step": 4') ]] ||
+  '{"step": 2}' '{"step": 3' '{"step": 4') ]] ||
   fail "$(cat "$work/cut.jsonl")"
 "$tessera" run "${one[@]}" --steps 1 --log "$work/cut.jsonl" \
   >"$work/stdout" 2>"$work/stderr"
@@ -360,22 +380,27 @@ for _ in 1 2; do
 done
 [[ $(cut -d, -f1 "$work/cut.jsonl") == '{"step": 1' ]] ||
   fail "$(cat "$work/cut.jsonl")"
-# Of two fresh runs with one log no line is written over the other's.
-logging=()
-for i in 0 1; do
-  "$tessera" run "${one[@]}" --steps 100 --log "$work/both.jsonl" \
-    >"$work/stdout.$i" 2>&1 &
-  logging+=($!)
+# One run at a time writes a log; any number may write what is no file.
+: >"$work/stdout.0"
+"$tessera" run "${one[@]}" --steps 1000000 --log "$work/both.jsonl" \
+  >"$work/stdout.0" 2>"$work/stderr.0" &
+job=$!
+await grep -q "^step 2 " "$work/stdout.0"
+for ranks in 1 2; do
+  fails 2 "--log: $work/both.jsonl: another process writes it \(and has locked \
+'$work/both.jsonl.lock'\)$" \
+    run "${tiny[@]}" "${text[@]}" --nproc $ranks --log "$work/both.jsonl"
 done
-for i in 0 1; do
-  wait "${logging[i]}" || fail "$(cat "$work/stdout.$i")"
-done
-python3 - "$work/both.jsonl" <<'END' || fail "two runs with one log"
-import collections, json, sys
-steps = collections.Counter(json.loads(line)["step"]
-                            for line in open(sys.argv[1]))
-assert set(steps) <= set(range(1, 101)) and steps[100] > 0, steps
-END
+kill -INT $job
+wait $job || true
+[[ ! -e $work/both.jsonl.lock && $(head -n 1 "$work/both.jsonl") == \
+  '{"step": 1,'* ]] || fail "$(ls "$work")"
+"$tessera" run "${tiny[@]}" "${text[@]}" --nproc 2 --steps 1 \
+  --log "$work/both.jsonl" >/dev/null 2>"$work/stderr"
+[[ $(wc -l <"$work/both.jsonl") == 1 ]] || fail "$(cat "$work/both.jsonl")"
+"$tessera" run "${one[@]}" --steps 1 --log /dev/null >/dev/null \
+  2>"$work/stderr"
+[[ ! -e /dev/null.lock ]] || fail "a lock beside a device"
 
 # A log says by what the loss is scaled, where it is.
 "$tessera" run "${one[@]}" --steps 2 --dtype fp16 --log "$work/scaled.jsonl" \
