@@ -348,8 +348,9 @@ code=0
   ulimit -f 1
   "$tessera" run "${one[@]}" --steps 100000 --log "$work/full.jsonl" 2>&1
 ) | cat >"$work/stdout" || code=$?
-[[ $code == 1 ]] && grep -q "full.jsonl: cannot write: File too large" \
-  "$work/stdout" || fail "$code: $(cat "$work/stdout")"
+[[ $code == 1 && $(cat "$work/stdout") == \
+  *"full.jsonl: cannot write: File too large"* ]] ||
+  fail "$code: $(cat "$work/stdout")"
 python3 - "$work/full.jsonl" <<'END' || fail "$(cat "$work/full.jsonl")"
 import json, sys
 text = open(sys.argv[1]).read()
