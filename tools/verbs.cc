@@ -193,8 +193,9 @@ std::span<const Verb> Verbs() {
        "time this machine's kernels and collectives",
        "Starts all ranks (--cluster local-cpu:N, or --nproc N; on GPUs one for "
        "each), since they share the machine, and times what they run. With a "
-       "model it times what its uniform plans need (with a plan or strategy, "
-       "what that needs); without, a range of sizes. On GPUs --cluster may be "
+       "model it times what its uniform plans need, but for those that cut "
+       "sequences by cp (with a plan or strategy, what that needs); without, "
+       "a range of sizes. On GPUs --cluster may be "
        "a larger one of the same GPUs: then kernels are those of plans for it. "
        "What matters most is timed first. A file that is there is extended: "
        "what it has is not measured again. It is written every few seconds, "
