@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "costmodel/source/cost_source.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/model_config.h"
+#include "planner/ir/cluster_lookup.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/graph_index.h"
 #include "planner/plan/strategy.h"
@@ -38,12 +38,11 @@ JsonValue Number(double value) {
 }
 
 bool HasEqualNodes(const Cluster& cluster) {
-  std::vector<int> devices(static_cast<size_t>(cluster.num_nodes()));
-  for (const Device& device : cluster.devices) {
-    ++devices[static_cast<size_t>(device.node)];
+  const std::vector<int> first = FirstDevicesOfNodes(cluster);
+  for (size_t node = 0; node + 1 < first.size(); ++node) {
+    if (first[node + 1] - first[node] != first[1]) return false;
   }
-  return std::ranges::adjacent_find(devices, std::not_equal_to()) ==
-         devices.end();
+  return true;
 }
 
 Result<Graph> TypicalGraph(const ModelFamily& family) {

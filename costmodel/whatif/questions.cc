@@ -354,9 +354,12 @@ Result<Fit> FitOf(Case of, const GridOptions& options) {
   const Evaluator quick(*of.graph, of.cluster, predict.profile,
                         predict.training, Evaluator::kMostInSearch,
                         of.whole.get());
+  // With one sample in each microbatch a plan is largest.
+  const bool may_lack = std::ssize(of.graph->nodes) * of.graph->global_batch >
+                        Evaluator::kMostInSearch;
   const Evaluator* asked = &quick;
   auto best = FittingChanges(as_it_is, of, space, *asked, options);
-  if (best.empty() && !predict.watch.stopped()) {
+  if (best.empty() && may_lack && !predict.watch.stopped()) {
     asked = &evaluator;
     best = FittingChanges(as_it_is, of, space, *asked, options);
   }
