@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "planner/plan/axis_roles.h"
@@ -147,29 +148,23 @@ void SetRuns(const GraphIndex& index, const Plan& plan, Strategy& strategy) {
 // Sets how most parameters are stored.
 void SetStorage(const GraphIndex& index, const Plan& plan, Strategy& strategy) {
   const std::vector<AxisSet> whole = AllZeroAxes(index, plan);
-  std::map<int, double> zero;
-  std::map<int, double> zero_groups;
+  std::map<std::pair<int, int>, double> zero;  // by stage and ranks, 0 for all
   std::map<MemoryTier, double> parameters;
   std::map<MemoryTier, double> optimizer;
   std::map<MemoryTier, double> gradients;
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     const auto elements = static_cast<double>(index.weights[w].elements);
     const WeightPlacement& weight = plan.weights[w];
-    zero[weight.zero_stage] += elements;
     const DeviceGroup& home =
         plan.groups[plan.ops[index.weights[w].home.node.index()].group.index()];
-    if (weight.zero_axes != 0) {
-      zero_groups[weight.zero_axes == whole[w]
-                      ? 0
-                      : static_cast<int>(home.Size(weight.zero_axes))] +=
-          elements;
-    }
+    const bool within = weight.zero_axes != 0 && weight.zero_axes != whole[w];
+    const auto ranks = static_cast<int>(home.Size(weight.zero_axes));
+    zero[{weight.zero_stage, within ? ranks : 0}] += elements;
     parameters[plan.weights[w].parameter_tier] += elements;
     optimizer[plan.weights[w].optimizer_tier] += elements;
     gradients[plan.weights[w].gradient_tier] += elements;
   }
-  strategy.zero = MostOf(zero, 0);
-  strategy.zero_group = MostOf(zero_groups, 0);
+  std::tie(strategy.zero, strategy.zero_group) = MostOf(zero, std::pair(0, 0));
   strategy.parameter_tier = MostOf(parameters, MemoryTier::kDevice);
   strategy.optimizer_tier = MostOf(optimizer, MemoryTier::kDevice);
   if (strategy.optimizer_tier != MemoryTier::kDevice) {

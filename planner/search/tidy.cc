@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
+#include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -23,6 +25,10 @@ auto TiedWeight(Weight& weight) {
                   weight.optimizer_tier, weight.gradient_tier);
 }
 
+// So many operators or kinds of blocks are offered one by one: in a graph of
+// thousands of unlike blocks each takes as long as a price.
+constexpr int kMostOffers = 64;
+
 class Tidier {
  public:
   Tidier(const SearchSpace& space, const Objective& objective,
@@ -35,36 +41,11 @@ class Tidier {
         evaluation_(evaluation) {}
 
   int Run() {
-    for (Scope scope : {Scope::kClassInStage, Scope::kClass}) {
-      std::vector<bool> done(index_.nodes_of_block.size(), false);
-      for (int b = 0; b < static_cast<int>(done.size()); ++b) {
-        if (Stopped()) return evaluations_;
-        if (done[static_cast<size_t>(b)] ||
-            index_.nodes_of_block[static_cast<size_t>(b)].empty()) {
-          continue;
-        }
-        const auto blocks = BlocksIn(space_, plan_, b, scope);
-        if (!blocks.has_value()) continue;
-        for (int member : *blocks) done[static_cast<size_t>(member)] = true;
-        MakeAlike(*blocks);
-      }
-    }
-    for (int stage : {1, 0}) {
-      Plan candidate = plan_;
-      for (WeightPlacement& weight : candidate.weights) {
-        weight.zero_stage = stage;
-      }
-      Offer(std::move(candidate));
-    }
-    // What the walk changed for nothing.
-    Plan candidate = plan_;
-    candidate.bucket_bytes = Plan().bucket_bytes;
-    candidate.prefetch = Plan().prefetch;
-    candidate.zigzag = Plan().zigzag;
-    Offer(std::move(candidate));
-    candidate = plan_;
-    for (OpPlacement& op : candidate.ops) op.tiles = 1;
-    Offer(std::move(candidate));
+    MakeBlocksAlike();
+    MakeOperatorsUsual();
+    DropRecomputation();
+    MakeCutsUsual();
+    DropTheRest();
     return evaluations_;
   }
 
@@ -110,6 +91,31 @@ class Tidier {
            });
   }
 
+  // Equal blocks, stage by stage and then over the plan.
+  void MakeBlocksAlike() {
+    for (Scope scope : {Scope::kClassInStage, Scope::kClass}) {
+      ForEachClass(scope,
+                   [&](const std::vector<int>& blocks) { MakeAlike(blocks); });
+    }
+  }
+
+  // Calls `with` for the blocks in `scope` of one another.
+  template <typename Function>
+  void ForEachClass(Scope scope, const Function& with) {
+    std::vector<bool> done(index_.nodes_of_block.size(), false);
+    for (int b = 0; b < static_cast<int>(done.size()); ++b) {
+      if (Stopped()) return;
+      if (done[static_cast<size_t>(b)] ||
+          index_.nodes_of_block[static_cast<size_t>(b)].empty()) {
+        continue;
+      }
+      const auto blocks = BlocksIn(space_, plan_, b, scope);
+      if (!blocks.has_value()) continue;
+      for (int member : *blocks) done[static_cast<size_t>(member)] = true;
+      with(*blocks);
+    }
+  }
+
   void MakeAlike(const std::vector<int>& blocks) {
     // How many blocks there are of each kind, and one of them.
     std::vector<std::pair<int, int>> kinds;
@@ -132,6 +138,124 @@ class Tidier {
       for (int block : blocks) Copy(kind, block, candidate);
       if (Offer(std::move(candidate))) return;
     }
+  }
+
+  // Operators of a block that are not split by the roles that most blocks of
+  // its group give the axes.
+  void MakeOperatorsUsual() {
+    std::vector<std::vector<std::pair<int, AxisRoles>>> roles(
+        plan_.groups.size());  // how many blocks have them, by group
+    std::vector<int> odd;      // blocks that have none
+    for (int b = 0; b < static_cast<int>(index_.nodes_of_block.size()); ++b) {
+      if (index_.nodes_of_block[static_cast<size_t>(b)].empty()) continue;
+      const auto of_block = RolesOf(index_, plan_, b);
+      if (!of_block) {
+        odd.push_back(b);
+        continue;
+      }
+      auto& known = roles[GroupOfBlock(space_, plan_, b).index()];
+      const auto at = std::ranges::find(known, *of_block,
+                                        &std::pair<int, AxisRoles>::second);
+      if (at == known.end()) {
+        known.emplace_back(1, *of_block);
+      } else {
+        ++at->first;
+      }
+    }
+    int offers = 0;
+    for (const int b : odd) {
+      const auto& known = roles[GroupOfBlock(space_, plan_, b).index()];
+      if (known.empty()) continue;
+      const AxisRoles usual =
+          std::ranges::max_element(known, {}, &std::pair<int, AxisRoles>::first)
+              ->second;
+      const auto& nodes = index_.nodes_of_block[static_cast<size_t>(b)];
+      const auto placements = PlacementsOf(space_, plan_, b, usual);
+      for (size_t i = 0; i < nodes.size(); ++i) {
+        const OpPlacement& op = plan_.ops[nodes[i].index()];
+        if (std::tie(op.axes, op.streamed) ==
+            std::tie(placements[i].axes, placements[i].streamed)) {
+          continue;
+        }
+        if (++offers > kMostOffers) return;
+        Plan candidate = plan_;
+        OpPlacement& changed = candidate.ops[nodes[i].index()];
+        changed.axes = placements[i].axes;
+        changed.streamed = placements[i].streamed;
+        Offer(std::move(candidate));
+      }
+    }
+  }
+
+  // Of all operators, then of those of equal blocks.
+  void DropRecomputation() {
+    const auto without = [&](const std::vector<NodeId>& nodes) {
+      Plan candidate = plan_;
+      for (NodeId node : nodes) candidate.ops[node.index()].recompute = false;
+      return candidate;
+    };
+    std::vector<NodeId> all;
+    for (const auto& nodes : index_.nodes_of_block) {
+      std::ranges::copy(nodes, std::back_inserter(all));
+    }
+    if (Offer(without(all))) return;
+    int offers = 0;
+    ForEachClass(Scope::kClassInStage, [&](const std::vector<int>& blocks) {
+      std::vector<NodeId> nodes;
+      for (int b : blocks) {
+        std::ranges::copy(index_.nodes_of_block[static_cast<size_t>(b)],
+                          std::back_inserter(nodes));
+      }
+      const bool runs_again = std::ranges::any_of(nodes, [&](NodeId node) {
+        return plan_.ops[node.index()].recompute;
+      });
+      if (runs_again && ++offers <= kMostOffers) Offer(without(nodes));
+    });
+  }
+
+  // ZeRO's cuts as most parameters have them, or none; and then of all weights
+  // alike.
+  void MakeCutsUsual() {
+    using Cut = std::pair<int, AxisSet>;
+    const auto cut_of = [](const WeightPlacement& weight) {
+      return Cut(weight.zero_stage, weight.zero_axes);
+    };
+    std::map<Cut, int64_t> parameters;
+    for (size_t w = 0; w < plan_.weights.size(); ++w) {
+      parameters[cut_of(plan_.weights[w])] += index_.weights[w].elements;
+    }
+    std::vector<std::pair<int64_t, Cut>> cuts;
+    for (const auto& [cut, count] : parameters) cuts.emplace_back(count, cut);
+    std::ranges::sort(cuts);
+    for (const auto& [count, cut] : cuts) {
+      for (const Cut& other : {cuts.back().second, Cut(0, 0)}) {
+        Plan candidate = plan_;
+        for (WeightPlacement& weight : candidate.weights) {
+          if (cut_of(weight) != cut) continue;
+          std::tie(weight.zero_stage, weight.zero_axes) = other;
+        }
+        if (Offer(std::move(candidate))) break;
+      }
+    }
+    for (int stage : {1, 0}) {
+      Plan candidate = plan_;
+      for (WeightPlacement& weight : candidate.weights) {
+        weight.zero_stage = stage;
+      }
+      Offer(std::move(candidate));
+    }
+  }
+
+  // What the walk changed for nothing.
+  void DropTheRest() {
+    Plan candidate = plan_;
+    candidate.bucket_bytes = Plan().bucket_bytes;
+    candidate.prefetch = Plan().prefetch;
+    candidate.zigzag = Plan().zigzag;
+    Offer(std::move(candidate));
+    candidate = plan_;
+    for (OpPlacement& op : candidate.ops) op.tiles = 1;
+    Offer(std::move(candidate));
   }
 
   // Asks no more once it was told.

@@ -8,12 +8,14 @@
 
 namespace tessera {
 
-// A walk leaves equal blocks placed differently where that costs little. Gives
-// them, stage by stage and then over the plan, the placements and ZeRO cuts
-// of one of them wherever the plan gets no worse by it; then ZeRO to all
-// weights alike. `evaluation` is that of `plan`, before and after. Ends as soon
-// as `stop` says so (called before each evaluation, at least). Returns the
-// number of evaluations. REQUIRES: `plan` is canonical.
+// A walk leaves differences where they cost little. Takes back, wherever the
+// plan gets no worse by it: equal blocks placed and cut differently, stage by
+// stage and then over the plan; operators split otherwise than most blocks of
+// their group; what runs again in backward; weights cut otherwise than most
+// parameters; and sizes of buckets, prefetching, zigzag and tiles. `evaluation`
+// is that of `plan`, before and after. Ends as soon as `stop` says so (called
+// before each evaluation, at least). Returns the number of evaluations.
+// REQUIRES: `plan` is canonical.
 int Tidy(const SearchSpace& space, const Objective& objective,
          const std::function<bool()>& stop, Plan& plan, Evaluation& evaluation);
 

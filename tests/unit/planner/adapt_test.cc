@@ -115,6 +115,27 @@ TEST(AdaptedPlans, KeepACutOverFewRanksWhereThereAreMore) {
   }
 }
 
+// Of four layers of equally many parameters one is cut over two ranks: most
+// are not cut, over whatever ranks.
+TEST(RoughStrategy, IsCutAsMostParametersAre) {
+  const Graph graph = testing::MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = *MakeCluster("local-cpu:8");
+  const SearchSpace space(graph, cluster);
+  Plan plan = *PlanFromStrategy(space.index, cluster, *ParseStrategy("mbs=1"));
+  const Plan cut = *PlanFromStrategy(
+      space.index, cluster, *ParseStrategy("mbs=1,zero=2,zero-group=2"));
+  for (const size_t w : space.weights_of_block[2]) {
+    plan.weights[w] = cut.weights[w];
+  }
+  ASSERT_TRUE(MakeCanonical(space, plan));
+  ASSERT_FALSE(UniformStrategy(space.index, cluster, plan).has_value());
+  const Strategy rough = RoughStrategy(space.index, plan);
+  EXPECT_EQ(rough.zero, 0);
+  EXPECT_EQ(rough.zero_group, 0);
+  EXPECT_EQ(RoughStrategy(space.index, cut).zero, 2);
+  EXPECT_EQ(RoughStrategy(space.index, cut).zero_group, 2);
+}
+
 // Three devices do not divide the batch of 8: of the sequence of 6 tokens each
 // has 2. A pipeline of three would be as near by its degrees.
 TEST(NearestOfItsKind, HasAPipelineOnlyBesideOne) {
