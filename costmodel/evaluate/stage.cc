@@ -21,10 +21,10 @@ int FoldNumber(int chunk, FoldKind kind) {
   return 1 + chunk * kFoldKinds + kind;
 }
 
-// Sets of chunks. More chunks than bits share the last.
+// Sets of chunks. Those that there are no bits for are in none but the last.
 constexpr uint64_t kAllChunks = ~uint64_t{0};
 uint64_t ChunkBit(int chunk) {
-  return uint64_t{1} << std::min(chunk, 63);
+  return chunk < 63 ? uint64_t{1} << chunk : 0;
 }
 
 // Numbers ports: open addressing with keys of one word.

@@ -125,7 +125,8 @@ bool Chain::IsBest() const {
     return Better(score(), ScoreOf(bests_.back().evaluation));
   }
   const FoundPlan& best = this->best();
-  return (shared_ && !best.shared) || Better(score(), best.score());
+  const bool is_better = Better(score(), best.score());
+  return shared_ ? !best.shared || is_better : !best.shared && is_better;
 }
 
 void Chain::SeeBest() {

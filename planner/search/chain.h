@@ -83,8 +83,9 @@ class Chain {
 
   const Plan& plan() const { return draft_.plan(); }
   const Evaluation& evaluation() const { return evaluation_; }
-  // Its cost's: with shared links where it counts them.
+  // Its cost's: with shared links where it counts them, and they are known.
   Score score() const { return ScoreWith(evaluation_, shared_); }
+  bool knows_shared() const { return shared_.has_value(); }
   // The best of bests() of which the time on shared links is known, if it is of
   // any, or else the last.
   const FoundPlan& best() const;

@@ -101,11 +101,17 @@ class Walk {
     bool restart = false;  // with the next round
   };
 
+  // Whether the chains of a ladder count shared links: of every second one,
+  // once links are looked at.
+  bool SharesLinks(size_t ladder) const {
+    return shares_links_ && ladder % 2 == 0;
+  }
+
   bool Ended() const { return clock_.StoppedOrPast(kWalkEnd); }
 
   void WalkRound(size_t c) {
     Chain& chain = chains_[c];
-    const bool shares = shares_links_ && c / kRungs % 2 == 0;
+    const bool shares = SharesLinks(c / kRungs);
     if (shares && !chain.shares_links() && !Ended()) chain.ShareLinks();
     if (ladders_[c / kRungs].restart && !Ended()) {
       // A stream of its own for each.
@@ -201,6 +207,10 @@ class Walk {
       const size_t end = std::min(chains_.size(), (l + 1) * kRungs);
       for (size_t c = l * kRungs; c < end; ++c) {
         const Score score = chains_[c].score();
+        // A time without shared links says nothing beside those with them.
+        if (SharesLinks(l) && score.feasible && !chains_[c].knows_shared()) {
+          continue;
+        }
         const bool begins = first && c == l * kRungs;
         if (!begins && !Better(score, ladder.best)) continue;
         ladder.best = score;
@@ -367,7 +377,8 @@ Result<SearchResult> Search(const SearchSpace& space,
     tidy.evaluation = objective.Evaluate(tidy.plan);
     Tidy(space, objective, stop, tidy.plan, tidy.evaluation);
     if (best.shared) PriceShared(objective, tidy);
-    if (!Better(best.score(), tidy.score())) best = std::move(tidy);
+    const bool knows = tidy.shared.has_value() == best.shared.has_value();
+    if (knows && !Better(best.score(), tidy.score())) best = std::move(tidy);
   }
   std::vector<FoundPlan> others = {walk.start()};
   for (const Chain& chain : walk.chains()) {

@@ -513,6 +513,54 @@ TEST(Mcmc, LooksAtSharedLinksOnceTheBestPlanLosesOnThem) {
   EXPECT_EQ(objective.QuickSharedStepTime(with->best), start);
 }
 
+// Every operator has a time of its own for each way to be split, so that a walk
+// improves for long. What is faster than `limit` loses 30 %.
+class RuggedObjective : public Objective {
+ public:
+  explicit RuggedObjective(Duration limit) : limit_(limit) {}
+  Evaluation Evaluate(const Plan& plan) const override {
+    Evaluation evaluation;
+    evaluation.step_time = {1'000'000};
+    for (size_t i = 0; i < plan.ops.size(); ++i) {
+      uint64_t hash = i;
+      for (AxisSet axes : plan.ops[i].axes) hash = Mix64(hash + axes);
+      evaluation.step_time += Duration{static_cast<int64_t>(hash % 50'000)};
+    }
+    return evaluation;
+  }
+  std::optional<Duration> QuickSharedStepTime(const Plan& plan) const override {
+    const Duration time = Evaluate(plan).step_time;
+    return time < limit_ ? Duration{time.picoseconds * 13 / 10} : time;
+  }
+
+ private:
+  Duration limit_;
+};
+
+// Times from before links are looked at are less than all that come behind:
+// none of these would count as an improvement, and the ladder would start anew.
+TEST(Mcmc, ALadderThatImprovesOnSharedLinksGoesOn) {
+  const Graph graph = MlpGraph(8, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  SearchOptions options;
+  options.chains = 4;  // one ladder
+  options.share_links = true;
+  // After two rounds of 64 without links, so many of 8 as without an
+  // improvement lead to a new start, and some.
+  options.proposals = 4 * (2 * 64 + (std::ssize(graph.nodes) + 5) * 8);
+  const auto without = Search(space, RuggedObjective(Duration{}), options);
+  ASSERT_TRUE(without.has_value());
+  Duration start = without->chains[0].start.step_time;
+  for (const ChainStatistics& chain : without->chains) {
+    start = std::min(start, chain.start.step_time);
+  }
+  const auto result = Search(space, RuggedObjective(start), options);
+  ASSERT_TRUE(result.has_value());
+  EXPECT_TRUE(result->shares_links);
+  EXPECT_EQ(result->restarts, 0);
+}
+
 TEST(Mcmc, GoesToNoPlanWhoseSharedLinksAreUnknown) {
   const Graph graph = MlpGraph(2, 8, 4, 8, 16, 32);
   const Cluster cluster = Ranks(4);
