@@ -23,16 +23,22 @@ double MatmulFlops(const Graph& graph, const Node& node,
 }
 
 // The factor of GraphIndex::ExpertFactor. `expert_dim` has the dimension of
-// the experts of each tensor so far, or -1.
-int FindExpertFactor(const Node& node, const std::vector<int>& expert_dim) {
+// the experts of each tensor so far, or -1; `of_weights` those that are made of
+// weights alone.
+int FindExpertFactor(const Node& node, const std::vector<int>& expert_dim,
+                     const std::vector<bool>& of_weights) {
   const IndexRule& rule = node.rule;
   const auto in_result = [&](int f) { return Holds(rule.results[0], f); };
   if (node.op->op_class == OpClass::kMatmul) {
     if (node.op->windows) return -1;  // groups of channels
+    // What a product of two activations shares is samples, heads and so on.
+    const bool has_weight = std::ranges::any_of(
+        node.operands,
+        [&](TensorId operand) { return of_weights[operand.index()]; });
     for (uint8_t f : rule.operands[0]) {
+      if (!has_weight) break;
       if (Holds(rule.operands[1], f) && in_result(f)) return f;
     }
-    return -1;
   }
   for (size_t i = 0; i < node.operands.size(); ++i) {
     const int dim = expert_dim[node.operands[i].index()];
@@ -152,6 +158,11 @@ GraphIndex::GraphIndex(const Graph& graph_in)
       block_class(BlockClasses(graph_in)),
       block_flops(graph_in.blocks.size(), 0) {
   std::vector<int> expert_dim(graph->tensors.size(), -1);
+  std::vector<bool> of_weights;
+  of_weights.reserve(graph->tensors.size());
+  for (const Tensor& tensor : graph->tensors) {
+    of_weights.push_back(tensor.kind == TensorKind::kWeight);
+  }
   for (const Node& node : graph->nodes) {
     if (node.pass != Pass::kForward) break;
     const NodeId id(static_cast<int64_t>(forward_nodes++));
@@ -167,7 +178,7 @@ GraphIndex::GraphIndex(const Graph& graph_in)
         sample_factor.back() = static_cast<int>(f);
       }
     }
-    expert_factor.push_back(FindExpertFactor(node, expert_dim));
+    expert_factor.push_back(FindExpertFactor(node, expert_dim, of_weights));
     dispatch_factor.push_back(-1);
     has_experts |= expert_factor.back() >= 0;
     has_sequence |= sequence_factor.back() >= 0;
@@ -196,7 +207,13 @@ GraphIndex::GraphIndex(const Graph& graph_in)
                            static_cast<size_t>(dim - indices.begin()));
       }
     }
-    for (TensorId result : node.results) producer[result.index()] = id;
+    const bool weights_alone = std::ranges::all_of(
+        node.operands,
+        [&](TensorId operand) { return of_weights[operand.index()]; });
+    for (TensorId result : node.results) {
+      producer[result.index()] = id;
+      of_weights[result.index()] = weights_alone;
+    }
   }
   for (size_t t = 0; t < graph->tensors.size(); ++t) {
     const Tensor& tensor = graph->tensors[t];

@@ -49,7 +49,7 @@ struct GraphIndex {
   }
   // The factor that numbers the experts inside of them, or -1: one that the
   // input, the weight and the result of a matrix product share, and what is
-  // computed from that result element by element.
+  // computed from that result with that factor.
   int ExpertFactor(NodeId node) const { return expert_factor[node.index()]; }
   // The factor that numbers the experts of an operator in front of them, which
   // hands them their tokens, or -1.

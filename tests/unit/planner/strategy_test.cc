@@ -603,6 +603,42 @@ TEST(PlanFromStrategy, ExpertParallelismNeedsExperts) {
   EXPECT_THAT(too_many.error().ToString(), HasSubstr("an empty shard"));
 }
 
+// Gemma 2's scores are products of two activations, which share samples and
+// heads; with the matrices that a router gathered for each token they share
+// tokens. Neither are experts.
+TEST(PlanFromStrategy, ProductsOfActivationsAreNoExperts) {
+  const auto error = [](const Graph& graph) {
+    const auto plan = Make(graph, *MakeCluster("local-cpu:8"), "ep=2");
+    return plan ? "" : plan.error().ToString();
+  };
+  EXPECT_EQ(error(Model("gemma-2-2b", 8, 64)),
+            "ep=2: expected 1, gemma-2-2b has no experts");
+  ImportOptions options;
+  options.global_batch = 8;
+  options.seq_len = 16;
+  const auto gathered = ImportModel(TestdataPath("onnx/mixtral.onnx"), options);
+  ASSERT_TRUE(gathered.has_value()) << gathered.error().ToString();
+  EXPECT_EQ(error(*Differentiate(*gathered)),
+            "ep=2: expected 1, mixtral has no experts");
+}
+
+// All experts compute all tokens. The second layer's result has the experts'
+// dimension; the sum over it, weighed by the gates, is of two activations and
+// splits samples as all else does.
+TEST(PlanFromStrategy, ExpertsOfAFileHaveTheirMatrices) {
+  ImportOptions options;
+  options.global_batch = 8;
+  options.seq_len = 16;
+  const auto imported = ImportModel(TestdataPath("onnx/routed.onnx"), options);
+  ASSERT_TRUE(imported.has_value()) << imported.error().ToString();
+  const Graph graph = *Differentiate(*imported);
+  const auto plan = Make(graph, *MakeCluster("local-cpu:8"), "ep=2");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_EQ(SplitOf(graph, *plan, "node_einsum"), "b/dp0*dp1*ep0");
+  EXPECT_EQ(SplitOf(graph, *plan, "node_einsum_1"), "b/dp0*dp1 f/ep0");
+  EXPECT_EQ(SplitOf(graph, *plan, "node_einsum_2"), "b/dp0*dp1*ep0");
+}
+
 TEST(PlanFromStrategy, MegatronOnGpt2ByDerivation) {
   const Graph graph = Model("gpt2-tiny", 8, 64);
   const auto plan = Make(graph, *MakeCluster("local-cpu:8"), "tp=4");
