@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <mutex>
 
@@ -114,23 +113,32 @@ TEST(StreamsTest, StreamsRunBesideEachOther) {
 }
 
 // Two independent jobs that do not fit beside each other: the second waits for
-// the first one's memory.
+// the first one's memory. The first one leaves it the time to begin, if it may.
 TEST(StreamsTest, ATightBudgetOrders) {
   std::vector<StreamJob> jobs(2);
   jobs[1].stream = 1;
   jobs[0].takes = jobs[1].takes = {{8}, {}};
-  std::atomic<int> running = 0;
-  std::atomic<bool> together = false;
+  std::mutex mutex;
+  std::condition_variable second_began;
+  bool began = false;
+  bool together = false;
   StreamHooks hooks;
   hooks.admit = [](int) -> Result<void> { return {}; };
-  hooks.run = [&](int) -> Result<void> {
-    if (running.fetch_add(1) != 0) together = true;
-    running.fetch_sub(1);
+  hooks.run = [&](int job) -> Result<void> {
+    std::unique_lock lock(mutex);
+    if (job == 0) {
+      together = second_began.wait_for(lock, std::chrono::milliseconds(50),
+                                       [&] { return began; });
+    } else {
+      began = true;
+      second_began.notify_all();
+    }
     return {};
   };
   hooks.finish = [](int) { return HeldBytes{{8}, {}}; };
   hooks.fail = [](const Error&) {};
   EXPECT_TRUE(RunStreams(jobs, {{8}, {}}, hooks).has_value());
+  EXPECT_TRUE(began);
   EXPECT_FALSE(together);
 }
 
