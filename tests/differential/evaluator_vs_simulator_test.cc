@@ -19,6 +19,7 @@
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
+#include "planner/lower/file_layout.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/describe.h"
 #include "planner/plan/rooted.h"
@@ -177,9 +178,9 @@ void PerturbByMoves(const SearchSpace& space, Plan& plan, Rng& rng) {
   }
 }
 
-// The most bytes that a device of each set keeps in its host's memory at once:
-// for every task, what has been touched and will be, or persists.
-std::vector<Bytes> HostPeaks(const TaskGraph& tasks) {
+// The most bytes that a device of each set keeps on a tier off the device at
+// once: for every task, what has been touched and will be, or persists.
+std::vector<Bytes> PeaksOn(MemoryTier tier, const TaskGraph& tasks) {
   std::vector<Bytes> peaks;
   for (const DeviceSet& set : DeviceSets(tasks.plan_groups())) {
     std::map<ValueId, std::pair<size_t, size_t>> lives;
@@ -200,8 +201,10 @@ std::vector<Bytes> HostPeaks(const TaskGraph& tasks) {
     std::vector<int64_t> change(tasks.tasks.size() + 2);
     for (const auto& [id, life] : lives) {
       const Value& value = tasks.value(id);
-      if (value.tier != MemoryTier::kHost || !Holds(set, value.group)) continue;
-      const int64_t bytes = LargestBytes(tasks, id).value;
+      if (value.tier != tier || !Holds(set, value.group)) continue;
+      const Bytes held = LargestBytes(tasks, id);
+      const int64_t bytes =
+          (tier == MemoryTier::kFile ? WholeFileBlocks(held) : held).value;
       change[life.first] += bytes;
       change[life.second + 1] -= bytes;
     }
@@ -303,12 +306,17 @@ TEST_P(EvaluatorVsSimulator, Agree) {
     }
     EXPECT_EQ(fast.memory, memory) << text;
     if (!fast.host_memory.empty()) {
-      const std::vector<Bytes> by_hand = HostPeaks(tasks);
-      ASSERT_EQ(fast.host_memory.size(), by_hand.size());
-      for (size_t s = 0; s < by_hand.size(); ++s) {
-        EXPECT_EQ(fast.host_memory[s].total, by_hand[s]) << text;
+      const std::vector<Bytes> in_hosts = PeaksOn(MemoryTier::kHost, tasks);
+      const std::vector<Bytes> in_files = PeaksOn(MemoryTier::kFile, tasks);
+      ASSERT_EQ(fast.host_memory.size(), sets.size());
+      ASSERT_EQ(fast.file_memory.size(), sets.size());
+      for (size_t s = 0; s < sets.size(); ++s) {
+        EXPECT_EQ(fast.host_memory[s].total, in_hosts[s]) << text;
+        EXPECT_EQ(fast.file_memory[s].total, in_files[s]) << text;
       }
     }
+    EXPECT_TRUE(fast.feasible()) << text << ": " << fast.violations[0];
+    EXPECT_EQ(fast.overflow, Bytes{}) << text;
     times.insert(fast.step_time);
     const Timeline shared = Simulate(evaluator.pricer(), tasks);
     EXPECT_GE(shared.step_time, exact.step_time) << text;
