@@ -480,10 +480,15 @@ TEST(Scaling, EfficiencyFallsAndTheKneeIsBetween) {
   ASSERT_TRUE(scaling);
   ASSERT_GE(scaling->points.size(), 2U);
   EXPECT_DOUBLE_EQ(scaling->points.front().efficiency, 1);
+  ASSERT_GT(scaling->devices, scaling->points.front().devices);
+  ASSERT_GT(scaling->too_many, scaling->devices);
+  double last = 1;
   for (const ScalingPoint& point : scaling->points) {
+    EXPECT_LE(point.efficiency, last) << point.devices;
+    last = point.efficiency;
     if (point.devices <= scaling->devices) {
       EXPECT_GE(point.efficiency, 0.7);
-    } else if (scaling->too_many > 0 && point.devices >= scaling->too_many) {
+    } else if (point.devices >= scaling->too_many) {
       EXPECT_LT(point.efficiency, 0.7);
     }
   }
