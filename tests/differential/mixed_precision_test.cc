@@ -212,8 +212,6 @@ TEST(MixedPrecision, ResumeIsExact) {
   }
 }
 
-// A scale at which the gradients overflow is halved, step by step, while the
-// weights stay as they are; then training goes on as if nothing had been.
 // Makes the checksums of a checkpoint that was changed those of what it has.
 void Reseal(std::string& checkpoint) {
   uint64_t header = 0;
@@ -234,6 +232,8 @@ void Reseal(std::string& checkpoint) {
   }
 }
 
+// A scale at which the gradients overflow is halved, step by step, while the
+// weights stay as they are; then training goes on as if nothing had been.
 TEST(MixedPrecision, OverflowSkipsStepsOnAllRanks) {
   const Graph graph = ImportTiny(TinyGpt2(2, 4), 4, 8, DType::kFloat16);
   for (const char* strategy : {"dp=2,tp=1,pp=1", "dp=1,tp=1,pp=2,mbs=2"}) {

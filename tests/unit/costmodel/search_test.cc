@@ -24,9 +24,12 @@
 #include "planner/search/uniform_strategies.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
+#include "tests/support/uniform_plan.h"
 
 namespace tessera {
 namespace {
+
+using testing::Uniform;
 
 Graph Gpt2(int64_t batch, int64_t seq_len = 64) {
   ImportOptions options;
@@ -36,12 +39,6 @@ Graph Gpt2(int64_t batch, int64_t seq_len = 64) {
   return Differentiate(
              ImportModel(ExamplePath("models/gpt2-tiny/config.json"), options)
                  .value())
-      .value();
-}
-
-Plan Uniform(const SearchSpace& space, std::string_view text) {
-  return PlanFromStrategy(space.index, *space.cluster,
-                          ParseStrategy(text).value())
       .value();
 }
 
@@ -74,7 +71,7 @@ struct Crowded {
   const char* cluster;
   const char* strategy;
 };
-class Offloading : public testing::TestWithParam<Crowded> {};
+class Offloading : public ::testing::TestWithParam<Crowded> {};
 TEST_P(Offloading, WhereNothingElseFits) {
   const Graph graph = Gpt2(4);
   Cluster cluster = MakeCluster(GetParam().cluster).value();
@@ -101,8 +98,9 @@ TEST_P(Offloading, WhereNothingElseFits) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Search, Offloading,
-    testing::Values(Crowded{"dgx-a100-80gb:1x1", "mbs=1,recompute=full"},
-                    Crowded{"dgx-a100-80gb:1x3", "pp=3,mbs=1,recompute=full"}));
+    ::testing::Values(Crowded{"dgx-a100-80gb:1x1", "mbs=1,recompute=full"},
+                      Crowded{"dgx-a100-80gb:1x3",
+                              "pp=3,mbs=1,recompute=full"}));
 
 // Where nothing fits but with all state on the host, a schedule that splits
 // backwards is the best there, too.
@@ -174,7 +172,7 @@ TEST(Search, LooksAtAllWaysToOffload) {
 
 // Devices with less room than a plan needs that keeps all, and more than one
 // that computes all layers again.
-class FitsStrategy : public testing::TestWithParam<const char*> {};
+class FitsStrategy : public ::testing::TestWithParam<const char*> {};
 TEST_P(FitsStrategy, ByComputingSomeAgain) {
   const Graph graph = Gpt2(32, 128);
   Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
@@ -218,8 +216,8 @@ TEST_P(FitsStrategy, ByComputingSomeAgain) {
   EXPECT_FALSE(FitByRecomputing(small, of_small, plan).has_value());
 }
 INSTANTIATE_TEST_SUITE_P(Strategies, FitsStrategy,
-                         testing::Values("dp=4,mbs=8", "pp=2,dp=2,mbs=4",
-                                         "tp=2,dp=2,mbs=8,zero=1"));
+                         ::testing::Values("dp=4,mbs=8", "pp=2,dp=2,mbs=4",
+                                           "tp=2,dp=2,mbs=8,zero=1"));
 
 // In a pipeline stages are shared out by what they compute, the head and what
 // runs again included, and plans come the fastest first.
@@ -292,7 +290,7 @@ TEST(Fits, TheSameOnMoreThreads) {
 
 // Offloads as little as fits: the plan takes less time than with all of its
 // optimizer state on the host, and has no room for what is there.
-class OffloadsStrategy : public testing::TestWithParam<const char*> {};
+class OffloadsStrategy : public ::testing::TestWithParam<const char*> {};
 TEST_P(OffloadsStrategy, AsFarAsMemoryLacks) {
   const Graph graph = Gpt2(32, 128);
   Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
@@ -374,8 +372,8 @@ TEST_P(OffloadsStrategy, AsFarAsMemoryLacks) {
   EXPECT_FALSE(FitByOffloading(small, of_small, plan, never).has_value());
 }
 INSTANTIATE_TEST_SUITE_P(Strategies, OffloadsStrategy,
-                         testing::Values("dp=4,mbs=8", "pp=2,dp=2,mbs=4",
-                                         "tp=2,dp=2,mbs=8"));
+                         ::testing::Values("dp=4,mbs=8", "pp=2,dp=2,mbs=4",
+                                           "tp=2,dp=2,mbs=8"));
 
 // What a search starts from, where nothing walks: the best of its candidates
 // with shared links, in seconds.

@@ -11,6 +11,7 @@
 #include "planner/search/starts.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
+#include "tests/support/uniform_plan.h"
 
 namespace tessera {
 namespace {
@@ -20,15 +21,10 @@ using ::testing::HasSubstr;
 using testing::MlpGraph;
 using ::testing::Not;
 using testing::ToyObjective;
+using testing::Uniform;
 
 class ConstraintsTest : public ::testing::Test {
  protected:
-  static Plan Uniform(const SearchSpace& space, std::string_view text) {
-    auto plan = PlanFromStrategy(space.index, *space.cluster,
-                                 ParseStrategy(text).value());
-    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
-    return *std::move(plan);
-  }
   int Violations(const ConstraintTexts& texts, std::string_view strategy) {
     const auto made = Constraints::Make(space_.index, cluster_, texts);
     TESSERA_CHECK(made.has_value()) << made.error().ToString();
@@ -333,12 +329,6 @@ TEST(ConstraintsOfStrategies, UniformPlansKeepTheirDegrees) {
 
 class ConstraintsOfAttention : public ::testing::Test {
  protected:
-  Plan Uniform(std::string_view text) const {
-    auto plan =
-        PlanFromStrategy(space_.index, cluster_, ParseStrategy(text).value());
-    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
-    return *std::move(plan);
-  }
   std::vector<std::string> Broken(const ConstraintTexts& texts,
                                   const Plan& plan) const {
     const auto made = Constraints::Make(space_.index, cluster_, texts);
@@ -361,15 +351,16 @@ TEST_F(ConstraintsOfAttention, ForbidWhatUlyssesSplits) {
   const ConstraintTexts cp = {.forbid = {{"cp"}}};
   const ConstraintTexts tp = {.forbid = {{"tp"}}};
   for (const char* kind : {"gather", "ring", "ulysses"}) {
-    const Plan plan = Uniform(std::string("cp=4,cp-kind=") + kind);
+    const Plan plan = Uniform(space_, std::string("cp=4,cp-kind=") + kind);
     EXPECT_THAT(Broken(cp, plan), ElementsAre("--forbid cp")) << kind;
     EXPECT_THAT(Broken(tp, plan), ElementsAre()) << kind;
   }
   for (const char* text : {"tp=4", "tp=2,sp=1", "tp=4,sp=1"}) {
-    EXPECT_THAT(Broken(cp, Uniform(text)), ElementsAre()) << text;
-    EXPECT_THAT(Broken(tp, Uniform(text)), ElementsAre("--forbid tp")) << text;
+    EXPECT_THAT(Broken(cp, Uniform(space_, text)), ElementsAre()) << text;
+    EXPECT_THAT(Broken(tp, Uniform(space_, text)), ElementsAre("--forbid tp"))
+        << text;
   }
-  const Plan both = Uniform("cp=2,tp=2,cp-kind=ulysses");
+  const Plan both = Uniform(space_, "cp=2,tp=2,cp-kind=ulysses");
   EXPECT_THAT(Broken(cp, both), ElementsAre("--forbid cp"));
   EXPECT_THAT(Broken(tp, both), ElementsAre("--forbid tp"));
   EXPECT_EQ(ErrorOf({.fix = {{"h.*=cp:4"}}, .forbid = {{"cp"}}}),
@@ -382,9 +373,9 @@ TEST_F(ConstraintsOfAttention, ForbidWhatUlyssesSplits) {
 
 // The heads alone are split, or in more ways than what they are made of.
 TEST_F(ConstraintsOfAttention, TensorRanksAreOfTheHeadsToo) {
-  const Plan of_four = Uniform("tp=4");
+  const Plan of_four = Uniform(space_, "tp=4");
   for (const auto& [text, ways] : {std::pair("", 1), {"tp=2", 2}}) {
-    Plan plan = Uniform(text);
+    Plan plan = Uniform(space_, text);
     const std::string fix = "h.*=tp:" + std::to_string(ways);
     EXPECT_THAT(Broken({.fix = {{fix}}}, plan), ElementsAre()) << fix;
     for (size_t i = 0; i < plan.ops.size(); ++i) {
@@ -404,7 +395,7 @@ TEST_F(ConstraintsOfAttention, HoldWalks) {
         {ConstraintTexts{.fix = {{"h.0=tp:2"}}}, "tp=2,sp=1"}}) {
     SearchSpace space(graph_, cluster_);
     space.constraints = Constraints::Make(space.index, cluster_, texts).value();
-    Draft draft(space, Uniform(start));
+    Draft draft(space, Uniform(space_, start));
     ASSERT_TRUE(Allowed(space, draft.plan()));
     Rng rng(7);
     int kept = 0;

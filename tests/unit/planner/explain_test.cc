@@ -16,6 +16,7 @@
 #include "planner/search/textbook.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
+#include "tests/support/uniform_plan.h"
 
 namespace tessera {
 namespace {
@@ -28,6 +29,7 @@ using ::testing::IsEmpty;
 using testing::MlpGraph;
 using ::testing::Not;
 using testing::ToyObjective;
+using testing::Uniform;
 
 Cluster Made(std::string_view spec) {
   auto cluster = MakeCluster(spec);
@@ -39,12 +41,6 @@ Strategy Parsed(std::string_view text) {
   auto strategy = ParseStrategy(text);
   TESSERA_CHECK(strategy.has_value()) << strategy.error().ToString();
   return *std::move(strategy);
-}
-
-Plan Uniform(const SearchSpace& space, std::string_view text) {
-  auto plan = PlanFromStrategy(space.index, *space.cluster, Parsed(text));
-  TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
-  return *std::move(plan);
 }
 
 TEST(Explain, PricesTheAlternativesOfEachDecision) {

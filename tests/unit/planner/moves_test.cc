@@ -16,11 +16,13 @@
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 #include "tests/support/small_models.h"
+#include "tests/support/uniform_plan.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::Uniform;
 
 Graph Model(const std::string& name, int64_t batch, int64_t seq) {
   ImportOptions options;
@@ -29,13 +31,6 @@ Graph Model(const std::string& name, int64_t batch, int64_t seq) {
   auto graph = ImportModel(ExamplePath("models/" + name), options);
   TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
   return Differentiate(*std::move(graph)).value();
-}
-
-Plan Uniform(const SearchSpace& space, std::string_view text) {
-  auto plan = PlanFromStrategy(space.index, *space.cluster,
-                               ParseStrategy(text).value());
-  TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
-  return *std::move(plan);
 }
 
 // T5 has a layer without attention, whose flags are those of several levels.
