@@ -14,6 +14,7 @@
 #include "planner/search/move.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
+#include "tests/support/uniform_plan.h"
 
 namespace tessera {
 namespace {
@@ -22,22 +23,10 @@ using testing::AttentionGraph;
 using testing::BranchesGraph;
 using testing::MlpGraph;
 using testing::MoeGraph;
+using testing::Ranks;
 using testing::StateOf;
 using testing::TwoLayerGraph;
-
-Cluster Ranks(int count) {
-  auto cluster = MakeCluster("local-cpu:" + std::to_string(count));
-  TESSERA_CHECK(cluster.has_value()) << cluster.error().ToString();
-  return *std::move(cluster);
-}
-
-Plan Uniform(const SearchSpace& space, std::string_view text) {
-  const auto strategy = ParseStrategy(text);
-  TESSERA_CHECK(strategy.has_value()) << strategy.error().ToString();
-  auto plan = PlanFromStrategy(space.index, *space.cluster, *strategy);
-  TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
-  return *std::move(plan);
-}
+using testing::Uniform;
 
 class MoveContract : public ::testing::TestWithParam<std::string> {
  protected:
@@ -214,28 +203,40 @@ struct Balance {
   std::string where;  // of the worst
 };
 
+// So many draws must be accepted for a plan to be compared.
+constexpr double kJudged = 30;
+
 // Walks from `plan` and compares, for some plans on the way, what the move
 // sends to others with what these send back, in a folded walk or another.
 void Judge(const Move& move, const SearchSpace& space, Plan plan, bool folded,
            Balance& balance) {
-  constexpr int kDraws = 2000;
   Rng walk(21);
   for (int round = 0; round < 4; ++round) {
     std::map<std::string, Plan> reached;
-    const auto forward =
-        FlowsFrom(move, space, plan, folded, kDraws, 1, &reached);
+    std::map<std::string, Flow> forward;
     // The likeliest ones, where a wrong ratio shows.
     std::vector<std::pair<double, std::string>> likely;
-    for (const auto& [state, flow] : forward) {
-      likely.emplace_back(-flow.mean, state);
+    // More draws of a move that leads to many plans.
+    int draws = 2000;
+    for (;; draws *= 4) {
+      reached.clear();
+      forward = FlowsFrom(move, space, plan, folded, draws, 1, &reached);
+      likely.clear();
+      for (const auto& [state, flow] : forward) {
+        likely.emplace_back(-flow.mean, state);
+      }
+      std::sort(likely.begin(), likely.end());
+      if (likely.size() > 3) likely.resize(3);
+      if (likely.empty() || draws == 32'000 ||
+          -likely.back().first * draws >= kJudged) {
+        break;
+      }
     }
-    std::sort(likely.begin(), likely.end());
-    if (likely.size() > 3) likely.resize(3);
     for (const auto& [negative, state] : likely) {
       const Flow there = forward.at(state);
-      if (there.mean * kDraws < 30) continue;  // too rare to judge
+      if (there.mean * draws < kJudged) continue;  // too rare to judge
       const auto back =
-          FlowsFrom(move, space, reached.at(state), folded, kDraws, 2, nullptr);
+          FlowsFrom(move, space, reached.at(state), folded, draws, 2, nullptr);
       const auto found = back.find(StateOf(plan));
       ++balance.pairs;
       if (found == back.end()) {
@@ -246,7 +247,7 @@ void Judge(const Move& move, const SearchSpace& space, Plan plan, bool folded,
       const Flow here = found->second;
       const double variance = (there.square - there.mean * there.mean +
                                here.square - here.mean * here.mean) /
-                              kDraws;
+                              draws;
       const double sigmas =
           std::abs(there.mean - here.mean) / std::sqrt(variance + 1e-12);
       if (sigmas > balance.worst) {
@@ -370,7 +371,6 @@ TEST(Context, BalancesWithAttention) {
   EXPECT_TRUE(reached.contains(StateOf(gather)));
 }
 
-// What a strategy names the search may choose, and leave.
 // Stages of 1 and 3 devices: a block gets the other stage's degree of data
 // parallelism, and comes back.
 TEST(StageBoundary, BalancesBetweenUnlikeMeshes) {
@@ -523,7 +523,7 @@ TEST(Context, OrdersSequencesForAnyDegreeThatCutsEvenly) {
 
 TEST_P(MoveContract, BalancesWithItsWayBack) {
   const Balance balance = JudgeFromMany(move());
-  EXPECT_GT(balance.pairs, 2);
+  EXPECT_GE(balance.pairs, 8);
   EXPECT_EQ(balance.no_way_back, 0) << balance.where;
   // A few hundred comparisons: five standard errors are not chance.
   EXPECT_LT(balance.worst, 5) << balance.where;
@@ -534,17 +534,33 @@ TEST_P(MoveContract, BalancesWhereEqualLayersChangeTogether) {
   Balance balance;
   const Graph layers = MlpGraph(3, 4, 4, 4, 8, 16);
   const SearchSpace of_layers(layers, cluster);
-  for (const char* text : {"tp=2,zero=1", "pp=2,tp=2", "cp=2,mbs=2"}) {
+  for (const char* text :
+       {"tp=2,zero=1", "pp=2,tp=2", "cp=2,mbs=2",
+        "pp=2,vp=2,mbs=2,schedule=interleaved", "tp=2,mbs=2,dp-kind=rooted"}) {
     Judge(move(), of_layers, Uniform(of_layers, text), /*folded=*/true,
           balance);
   }
+  const Graph attention = AttentionGraph(2, 4, 8, 4, 2, 16);
+  const SearchSpace of_attention(attention, cluster);
+  for (const char* text : {"cp=4", "cp=2,cp-kind=ring"}) {
+    Judge(move(), of_attention, Uniform(of_attention, text), /*folded=*/true,
+          balance);
+  }
+  const Graph branches = BranchesGraph(4, 2, 4, 8, 16);
+  const SearchSpace of_branches(branches, cluster);
+  for (const char* text : {"", "branches=split"}) {
+    Judge(move(), of_branches, Uniform(of_branches, text), /*folded=*/true,
+          balance);
+  }
+  EXPECT_GE(balance.pairs, 4);
   EXPECT_EQ(balance.no_way_back, 0) << balance.where;
   EXPECT_LT(balance.worst, 5) << balance.where;
 }
 
 // Whether equal blocks of a stage have equal splits and tiles, and equal
 // weights equal cuts.
-bool EqualLayersAreAlike(const SearchSpace& space, const Plan& plan) {
+bool EqualLayersAreAlike(const SearchSpace& space, const Draft& draft) {
+  const Plan& plan = draft.plan();
   for (const auto& blocks : space.blocks_of_class) {
     for (int a : blocks) {
       for (int b : blocks) {
@@ -563,7 +579,8 @@ bool EqualLayersAreAlike(const SearchSpace& space, const Plan& plan) {
   }
   for (const auto& weights : space.weights_of_kind) {
     for (size_t w : weights) {
-      if (plan.weights[w].zero_stage != plan.weights[weights[0]].zero_stage) {
+      if (plan.weights[w].zero_stage != plan.weights[weights[0]].zero_stage ||
+          draft.CutWithinNode(w) != draft.CutWithinNode(weights[0])) {
         return false;
       }
     }
@@ -573,13 +590,18 @@ bool EqualLayersAreAlike(const SearchSpace& space, const Plan& plan) {
 
 // A block that goes to another stage is as it was.
 TEST(Folded, LeavesEqualLayersAlike) {
-  const Cluster cluster = Ranks(4);
   const Graph graph = MlpGraph(6, 4, 4, 4, 8, 16);
-  const SearchSpace space(graph, cluster);
   for (const bool folded : {true, false}) {
     int kept = 0;
     int unlike = 0;
-    for (const char* text : {"tp=2,zero=1", "pp=2,tp=2", "pp=2,mbs=2"}) {
+    int cut_within = 0;  // nodes
+    for (const auto& [name, text] :
+         {std::pair("local-cpu:4", "tp=2,zero=1"),
+          {"local-cpu:4", "pp=2,tp=2"},
+          {"local-cpu:4", "pp=2,mbs=2"},
+          {"dgx-a100-80gb:2x2", "zero=3,zero-group=node"}}) {
+      const Cluster cluster = MakeCluster(name).value();
+      const SearchSpace space(graph, cluster);
       Draft draft(space, Uniform(space, text));
       draft.Fold(folded);
       Rng rng(3);
@@ -591,10 +613,12 @@ TEST(Folded, LeavesEqualLayersAlike) {
         if (!move.Propose(draft, rng)) continue;
         draft.Keep();
         ++kept;
-        unlike += EqualLayersAreAlike(space, draft.plan()) ? 0 : 1;
+        unlike += EqualLayersAreAlike(space, draft) ? 0 : 1;
+        cut_within += draft.CutWithinNode(0) ? 1 : 0;
       }
     }
     EXPECT_GT(kept, 100);
+    EXPECT_GT(cut_within, 20);
     if (folded) {
       EXPECT_EQ(unlike, 0);
     } else {
@@ -603,17 +627,32 @@ TEST(Folded, LeavesEqualLayersAlike) {
   }
 }
 
-// The contract must see a move that is out of balance.
-TEST(MoveContractItself, CatchesWrongRatios) {
-  static const Move& axis_role = **FindMove("axis-role");
+// A move without its ratio.
+template <const char* kName>
+std::optional<double> ForgetRatio(Draft& draft, Rng& rng) {
+  auto log_ratio = (*FindMove(kName))->edit(draft, rng);
+  if (log_ratio.has_value()) log_ratio = 0;
+  return log_ratio;
+}
+
+// The contract must see a move that is out of balance: all that have a ratio,
+// without it.
+TEST(MoveContractItself, CatchesForgottenRatios) {
+  static constexpr char kAxisRole[] = "axis-role";
+  static constexpr char kChunks[] = "chunks";
+  static constexpr char kSplitPair[] = "split-pair";
+  static constexpr char kStageCount[] = "stage-count";
+  for (const Move& forgets :
+       {Move{kAxisRole, "", 1, ForgetRatio<kAxisRole>},
+        Move{kChunks, "", 1, ForgetRatio<kChunks>},
+        Move{kSplitPair, "", 1, ForgetRatio<kSplitPair>},
+        Move{kStageCount, "", 1, ForgetRatio<kStageCount>}}) {
+    EXPECT_GT(JudgeFromMany(forgets).worst, 5) << forgets.name;
+  }
+}
+
+TEST(MoveContractItself, CatchesALostWay) {
   static const Move& microbatches = **FindMove("microbatches");
-  // Forgets the ratio of the draw of sequence parallelism.
-  const Move forgets = {"forgets", "", 1, [](Draft& draft, Rng& rng) {
-                          auto log_ratio = axis_role.edit(draft, rng);
-                          if (log_ratio.has_value()) log_ratio = 0;
-                          return log_ratio;
-                        }};
-  EXPECT_GT(JudgeFromMany(forgets).worst, 5);
   // Drops half of the ways to fewer microbatches.
   const Move leans = {
       "leans", "", 1, [](Draft& draft, Rng& rng) -> std::optional<double> {
