@@ -32,6 +32,7 @@ class ScheduleContract : public ::testing::TestWithParam<std::string> {
         }
       }
     }
+    TESSERA_CHECK(!shapes.empty()) << GetParam();
     return shapes;
   }
 };

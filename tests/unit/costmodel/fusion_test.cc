@@ -39,7 +39,9 @@ std::map<std::string, Fusion> ByName(const Graph& graph, const Stack& stack) {
 
 TEST(Fusion, NothingWithoutIt) {
   const Graph graph = Llama();
-  for (const Fusion& fusion : FusionOf(graph, Stack())) {
+  const std::vector<Fusion> fusions = FusionOf(graph, Stack());
+  EXPECT_EQ(fusions.size(), graph.nodes.size());
+  for (const Fusion& fusion : fusions) {
     EXPECT_EQ(fusion.outputs, 1);
     EXPECT_EQ(fusion.traffic, 1);
     EXPECT_FALSE(fusion.operand_rounded);

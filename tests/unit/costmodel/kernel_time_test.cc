@@ -34,6 +34,14 @@ const std::vector<double>& Extents() {
   return extents;
 }
 
+std::vector<DeviceType> DevicesWithKernelTimes() {
+  std::vector<DeviceType> devices;
+  std::ranges::copy_if(DeviceTypes(), std::back_inserter(devices),
+                       HasKernelTimes);
+  TESSERA_CHECK(!devices.empty());
+  return devices;
+}
+
 constexpr double MatmulShape::*kExtents[] = {
     &MatmulShape::batch, &MatmulShape::m, &MatmulShape::n, &MatmulShape::k};
 
@@ -43,8 +51,7 @@ constexpr double kRounded = 1 - 1e-12;
 // No product beats the datasheet's peak or its memory, and more of any extent
 // never takes less time.
 TEST(MatmulSeconds, NeverBeatsTheDatasheetAndGrowsWithEveryExtent) {
-  for (const DeviceType& device : DeviceTypes()) {
-    if (!HasKernelTimes(device)) continue;
+  for (const DeviceType& device : DevicesWithKernelTimes()) {
     for (const DType dtype :
          {DType::kFloat64, DType::kFloat32, DType::kFloat16}) {
       for (const bool loaded : {false, true}) {
@@ -76,14 +83,11 @@ TEST(MatmulSeconds, NeverBeatsTheDatasheetAndGrowsWithEveryExtent) {
   }
 }
 
-// 108 multiprocessors: 108 tiles of 256 x 128 are one wave, 109 more than one.
-// A long k makes the wave dominate: the step is seen.
 // A device whose kernels take longer to launch than its generation's do has
 // products and attentions that take as much longer; they never take less than
 // their work.
 TEST(KernelSeconds, LaunchesCount) {
-  for (const DeviceType& device : DeviceTypes()) {
-    if (!HasKernelTimes(device)) continue;
+  for (const DeviceType& device : DevicesWithKernelTimes()) {
     EXPECT_EQ(device.launch_overhead, KernelFloor(device.generation));
     const MatmulShape product = {.m = 256, .n = 256, .k = 256};
     AttentionShape attention;
@@ -111,6 +115,8 @@ TEST(KernelSeconds, LaunchesCount) {
   }
 }
 
+// 108 multiprocessors: 108 tiles of 256 x 128 are one wave, 109 more than one.
+// A long k makes the wave dominate: the step is seen.
 TEST(MatmulSeconds, AWaveMoreIsAStep) {
   const double one = Seconds("a100-sxm4-80gb", 1, 256, 128 * 108, 65536);
   const double less = Seconds("a100-sxm4-80gb", 1, 256, 128 * 107, 65536);
@@ -335,8 +341,7 @@ AttentionShape Heads(double batch, double heads, double length, double width,
 }
 
 TEST(AttentionSeconds, NeverBeatsTheDatasheetAndGrowsWithEveryExtent) {
-  for (const DeviceType& device : DeviceTypes()) {
-    if (!HasKernelTimes(device)) continue;
+  for (const DeviceType& device : DevicesWithKernelTimes()) {
     const auto kernel = DefaultAttention(device.generation);
     for (const bool backward : {false, true}) {
       for (const bool causal : {false, true}) {

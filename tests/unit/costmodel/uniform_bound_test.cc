@@ -657,6 +657,7 @@ TEST(Sweep, FindsTheSameWhateverEstimatesSay) {
   std::vector<Strategy> strategies = UniformStrategies(space);
   strategies.resize(200);
   const SweepResult plain = Sweep(space, evaluator, strategies, 10, 1, nullptr);
+  ASSERT_FALSE(plain.best.empty());
   for (const int threads : {1, 3}) {
     const SweepResult misled =
         Sweep(space, Misled(evaluator), strategies, 10, threads, nullptr);
