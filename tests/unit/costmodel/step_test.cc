@@ -48,6 +48,9 @@ class Maker {
     }
     // Stages of equal work, or of any.
     spread_ = Draw(rng, 0, 2) == 0 ? 400 : 0;
+    // Whether actions wait for what is not theirs by microbatch.
+    waits_for_latest_ = Draw(rng, 0, 9) == 0;
+    waits_for_loss_ = Draw(rng, 0, 9) == 0;
   }
 
   Pipeline Make() {
@@ -159,6 +162,11 @@ class Maker {
     for (size_t t = 0; t < stage.begin.tasks.size(); ++t) {
       fold.inputs.push_back({StageInput::kBegin, static_cast<int>(t), 0});
     }
+    if (waits_for_latest_ && stage.carried > 0) {
+      fold.inputs.push_back(
+          {StageInput::kLatest, Draw(rng_, 0, stage.carried - 1), 0});
+    }
+    if (waits_for_loss_) fold.inputs.push_back({StageInput::kLoss, 0, 0});
     Touch(stage, fold);
     for (int n = Draw(rng_, 0, 1); n > 0; --n) {
       fold.carries.push_back(stage.carried++);
@@ -210,31 +218,56 @@ class Maker {
     }
   }
 
-  // An update for each block, which waits for its chunk's last action.
+  // Of each block a sum of squares, which waits for its chunk's last action,
+  // then an update, which waits for all sums, for the loss and for what the
+  // latest microbatch has left.
   void MakeTail(Stage& stage) {
+    StageFold& tail = stage.tail;
     for (auto& ends : stage.phase_ends) ends.assign(stage.chunks.size(), 0);
-    for (size_t c = 0; c < stage.chunks.size(); ++c) {
+    const auto add = [&](bool sums_squares,
+                         std::initializer_list<StageInput> waits) {
       StageTask task;
       task.duration = Draw(rng_, 0, 300);
-      task.first_wait = static_cast<int>(c);
-      task.last_wait = task.first_wait + 1;
-      stage.tail.waits.push_back(task.first_wait);
-      stage.tail.inputs.push_back({StageInput::kLast, 1, static_cast<int>(c)});
-      stage.tail.tasks.push_back(task);
-      stage.phase_ends[Stage::kUpdate][c] = c + 1;
+      task.sums_squares = sums_squares;
+      task.first_wait = static_cast<int>(tail.waits.size());
+      for (const StageInput& input : waits) {
+        tail.waits.push_back(static_cast<int>(tail.inputs.size()));
+        tail.inputs.push_back(input);
+      }
+      task.last_wait = static_cast<int>(tail.waits.size());
+      tail.tasks.push_back(task);
+      return tail.tasks.size();
+    };
+    for (size_t c = 0; c < stage.chunks.size(); ++c) {
+      stage.phase_ends[Stage::kNorm][c] =
+          add(true, {{StageInput::kLast, 1, static_cast<int>(c)}});
+    }
+    for (size_t c = 0; c < stage.chunks.size(); ++c) {
+      const StageInput sum = {StageInput::kSquareSum, 0, 0};
+      const StageInput loss = {StageInput::kLoss, 0, 0};
+      stage.phase_ends[Stage::kUpdate][c] =
+          stage.carried == 0
+              ? add(false, {sum, loss})
+              : add(false, {sum,
+                            loss,
+                            {StageInput::kLatest,
+                             Draw(rng_, 0, stage.carried - 1), 0}});
     }
   }
 
   Rng& rng_;
   const int positions_;
   int spread_ = 0;
+  bool waits_for_latest_ = false;
+  bool waits_for_loss_ = false;
   std::vector<Wire> wires_;
   Pipeline out_;
 };
 
-StepTiming TimeOf(const Pipeline& p, const SteadyPhase& steady) {
+StepTiming TimeOf(const Pipeline& p, const SteadyPhase& steady,
+                  Duration world_reduce = {-1}) {
   return StepTime(p.parts, p.blocks, p.groups, p.order, steady,
-                  p.shape.microbatches, {-1});
+                  p.shape.microbatches, world_reduce);
 }
 
 PipelineShape RandomShape(Rng& rng) {
@@ -331,6 +364,29 @@ TEST(StepTest, SkippedPeriodsGiveTheTimeOfWalkedOnes) {
   EXPECT_GT(skipping, made / 4);
 }
 
+// No update begins before all sums of squares are reduced: whatever else the
+// update waits for, a reduction that takes longer than all else adds the rest
+// of its time.
+TEST(StepTest, UpdatesWaitForTheSumOfSquares) {
+  Rng rng(17);
+  for (int i = 0; i < 100; ++i) {
+    const PipelineShape shape = RandomShape(rng);
+    for (const PipelineSchedule* schedule : SchedulesFor(shape)) {
+      const Pipeline p = Maker(rng, *schedule, shape).Make();
+      const SteadyPhase steady = FindSteadyPhase(p.order);
+      const auto time = [&](int64_t reduce) {
+        return TimeOf(p, steady, {reduce}).time.picoseconds;
+      };
+      EXPECT_EQ(time(0), time(-1));
+      EXPECT_GE(time(50), time(0));
+      EXPECT_LE(time(50), time(0) + 50);
+      constexpr int64_t kLong = 1'000'000'000;
+      EXPECT_GT(time(kLong), kLong);
+      EXPECT_EQ(time(kLong + 77), time(kLong) + 77);
+    }
+  }
+}
+
 TEST(StepTest, SkippedPeriodsGiveThePeakOfWalkedOnes) {
   Rng rng(5);
   const auto draw = [&](MemoryElement& memory) {
@@ -341,6 +397,8 @@ TEST(StepTest, SkippedPeriodsGiveThePeakOfWalkedOnes) {
       memory.total_peak += memory.peak[c];
     }
   };
+  int skipping = 0;
+  int made = 0;
   for (int i = 0; i < 300; ++i) {
     const PipelineShape shape = RandomShape(rng);
     for (const PipelineSchedule* schedule : SchedulesFor(shape)) {
@@ -357,13 +415,16 @@ TEST(StepTest, SkippedPeriodsGiveThePeakOfWalkedOnes) {
       for (const auto& actions : OrdersOf(*schedule, shape)) {
         std::vector<StageAction> alone;
         for (const Action& action : actions) alone.push_back({0, action});
-        EXPECT_EQ(StagePeak(stage, actions, FindSteadyPhase(alone),
-                            shape.microbatches),
+        const SteadyPhase steady = FindSteadyPhase(alone);
+        EXPECT_EQ(StagePeak(stage, actions, steady, shape.microbatches),
                   StagePeak(stage, actions, {}, shape.microbatches))
             << schedule->name;
+        skipping += steady.periods > 2;
+        ++made;
       }
     }
   }
+  EXPECT_GT(skipping, made / 4);
 }
 
 }  // namespace
