@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <future>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -45,7 +48,8 @@ TEST(JobRanks, OnlyProcessesMayHaveCoresOfTheirOwn) {
   });
 }
 
-// An error of rank 0's own, as of --trace, behind an interrupt of all.
+// An error of rank 0's own, as of --trace, behind an interrupt of all: rank 1
+// waits for it.
 TEST(JobRanks, RankZeroHasTheLastWordHoweverItEnds) {
   const ListeningSocket socket = ListenOnLoopback().value();
   auto worlds = MakeThreadWorlds(2);
@@ -60,8 +64,17 @@ TEST(JobRanks, RankZeroHasTheLastWordHoweverItEnds) {
     seats[r].store = Store::Open(options).value();
     seats[r].world = std::move(worlds[r]);
   }
+  std::promise<void> ended;
+  auto end = ended.get_future();
+  std::thread rank_1([&] {
+    EndBehindRankZero(seats[1], kInterruptedExitCode);
+    ended.set_value();
+  });
+  EXPECT_EQ(end.wait_for(std::chrono::milliseconds(50)),
+            std::future_status::timeout);
   EndBehindRankZero(seats[0], InvalidInput("no such folder", "--trace"));
-  EndBehindRankZero(seats[1], kInterruptedExitCode);  // returns
+  EXPECT_EQ(end.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  rank_1.join();
   seats.pop_back();  // rank 0's store waits for it
 }
 
