@@ -32,8 +32,7 @@ class Draft {
   // With the edits so far.
   const Plan& plan() const { return plan_; }
 
-  // Whether draws change equal layers of a stage together (moves/scope.h), but
-  // for which of them run again.
+  // Whether draws change equal layers of a stage together (moves/scope.h).
   bool folded() const { return folded_; }
   void Fold(bool folded) { folded_ = folded; }
 

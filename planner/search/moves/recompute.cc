@@ -15,7 +15,8 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const Plan& plan = draft.plan();
   const auto [first, last] = Layers(space.index);
   const int block = DrawBlock(space, rng);
-  const auto scope = static_cast<Scope>(rng.Below(3));  // up to kClass
+  // Up to kClass, one layer in a folded walk too.
+  const auto scope = static_cast<Scope>(rng.Below(3));
   const auto levels = static_cast<uint32_t>(RecomputeLevels().size());
   const uint32_t step = 1 + rng.Below(levels - 1);
   if (block < first || block >= last) return std::nullopt;

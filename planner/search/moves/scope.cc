@@ -9,9 +9,13 @@ GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block) {
   return nodes.empty() ? GroupId() : plan.ops[nodes[0].index()].group;
 }
 
-Scope DrawScope(const Draft& draft, uint32_t count, Rng& rng) {
+uint32_t DrawReach(const Draft& draft, uint32_t count, Rng& rng) {
   const uint32_t least = draft.folded() ? 1 : 0;
-  return static_cast<Scope>(least + rng.Below(count - least));
+  return least + rng.Below(count - least);
+}
+
+Scope DrawScope(const Draft& draft, uint32_t count, Rng& rng) {
+  return static_cast<Scope>(DrawReach(draft, count, rng));
 }
 
 std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,

@@ -22,8 +22,13 @@ inline constexpr uint32_t kScopes = 5;
 
 GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block);
 
-// One of the first `count` scopes. Symmetric: uniform, without kBlock where the
-// walk is folded.
+// How far a change reaches, of `count` reaches of which the first is one block
+// or weight alone. Symmetric: uniform, without the first where the walk is
+// folded. Only which layers run again ("recompute") is drawn without this, so
+// that a folded walk too finds stages whose memory suffices but for some layers.
+uint32_t DrawReach(const Draft& draft, uint32_t count, Rng& rng);
+
+// That, of the first `count` scopes.
 Scope DrawScope(const Draft& draft, uint32_t count, Rng& rng);
 
 // The blocks in `scope` of `block`, ascending, or nothing where their groups'

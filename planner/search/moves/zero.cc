@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "planner/plan/axis_roles.h"
-#include "planner/search/move.h"
+#include "planner/search/moves/scope.h"
 
 namespace tessera {
 namespace {
@@ -28,8 +28,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const Plan& plan = draft.plan();
   if (index.weights.empty()) return std::nullopt;
   const size_t chosen = rng.Below(static_cast<uint32_t>(index.weights.size()));
-  // One, class, all.
-  const uint32_t reach = draft.folded() ? 1 + rng.Below(2) : rng.Below(3);
+  const uint32_t reach = DrawReach(draft, 3, rng);  // one, class, all
   if (reach != 0 && IsTiedAcrossGroups(index, plan, chosen)) {
     return std::nullopt;
   }
