@@ -27,14 +27,10 @@ class LinkTable {
   }
 
   int Number(const StageLink& link) {
-    const uint64_t tensor = static_cast<uint32_t>(link.port.tensor.value);
-    const uint64_t what = tensor << 16 |
-                          static_cast<uint64_t>(link.port.kind) << 8 |
-                          static_cast<uint64_t>(link.port.index);
     const uint64_t groups = static_cast<uint64_t>(link.from.value) << 32 |
                             static_cast<uint64_t>(link.to.value);
     const size_t mask = slots_.size() - 1;
-    size_t at = Mix64(Mix64(what) ^ groups) & mask;
+    size_t at = Mix64(Mix64(link.port.word()) ^ groups) & mask;
     for (; slots_[at] >= 0; at = (at + 1) & mask) {
       if (links_[static_cast<size_t>(slots_[at])] == link) return slots_[at];
     }
