@@ -318,6 +318,46 @@ std::vector<FoundPlan> BestOf(FoundPlan best, std::vector<FoundPlan> others,
   return chosen;
 }
 
+// Takes back what the walk to `best` changed for nothing.
+void TakeTidied(const SearchSpace& space, const Objective& objective,
+                const std::function<bool()>& stop, FoundPlan& best) {
+  FoundPlan tidy = {best.plan, {}};
+  if (!MakeCanonical(space, tidy.plan)) return;
+  tidy.evaluation = objective.Evaluate(tidy.plan);
+  Tidy(space, objective, stop, tidy.plan, tidy.evaluation);
+  if (best.shared) PriceShared(objective, tidy);
+  const bool knows = tidy.shared.has_value() == best.shared.has_value();
+  if (knows && !Better(best.score(), tidy.score())) best = std::move(tidy);
+}
+
+// All that a walk found, and the `priced` starts. Where it counts shared links
+// a start may turn out to be the best with them, and becomes `best`.
+std::vector<FoundPlan> OthersOf(const Walk& walk, const Objective& objective,
+                                const std::function<bool()>& stop,
+                                std::vector<FoundPlan> priced,
+                                FoundPlan& best) {
+  std::vector<FoundPlan> others = {walk.start()};
+  for (const Chain& chain : walk.chains()) {
+    std::ranges::copy(chain.bests(), std::back_inserter(others));
+  }
+  // Times with shared links and without do not compare, but that sharing makes
+  // no plan faster: a start that is large may be the best all the same.
+  if (walk.shares_links()) {
+    std::erase_if(others, [](const FoundPlan& found) { return !found.shared; });
+  }
+  for (FoundPlan& found : priced) {
+    if (walk.shares_links()) {
+      if (!stop()) PriceShared(objective, found);
+      if (!found.shared && !Better(found.score(), best.score())) continue;
+      if (found.shared && Better(found.score(), best.score())) {
+        std::swap(found, best);
+      }
+    }
+    others.push_back(std::move(found));
+  }
+  return others;
+}
+
 }  // namespace
 
 bool LosesOnLinks(const FoundPlan& found) {
@@ -372,33 +412,9 @@ Result<SearchResult> Search(const SearchSpace& space,
     return clock.Stopped() || clock.Past(1, longest);
   };
   best = walk.best();
-  FoundPlan tidy = {best.plan, {}};
-  if (MakeCanonical(space, tidy.plan)) {
-    tidy.evaluation = objective.Evaluate(tidy.plan);
-    Tidy(space, objective, stop, tidy.plan, tidy.evaluation);
-    if (best.shared) PriceShared(objective, tidy);
-    const bool knows = tidy.shared.has_value() == best.shared.has_value();
-    if (knows && !Better(best.score(), tidy.score())) best = std::move(tidy);
-  }
-  std::vector<FoundPlan> others = {walk.start()};
-  for (const Chain& chain : walk.chains()) {
-    std::ranges::copy(chain.bests(), std::back_inserter(others));
-  }
-  // Times with shared links and without do not compare, but that sharing makes
-  // no plan faster: a start that is large may be the best all the same.
-  if (walk.shares_links()) {
-    std::erase_if(others, [](const FoundPlan& found) { return !found.shared; });
-  }
-  for (FoundPlan& found : starts.priced) {
-    if (walk.shares_links()) {
-      if (!stop()) PriceShared(objective, found);
-      if (!found.shared && !Better(found.score(), best.score())) continue;
-      if (found.shared && Better(found.score(), best.score())) {
-        std::swap(found, best);
-      }
-    }
-    others.push_back(std::move(found));
-  }
+  TakeTidied(space, objective, stop, best);
+  std::vector<FoundPlan> others =
+      OthersOf(walk, objective, stop, std::move(starts.priced), best);
   result.best = best.plan;
   result.evaluation = best.evaluation;
   result.candidates =

@@ -39,37 +39,61 @@ AxisSet& SetOf(AxisRoles& roles, AxisRole role) {
   return roles.expert;
 }
 
+AxisRole RoleIn(const AxisRoles& roles, AxisSet axis) {
+  return roles.data & axis      ? AxisRole::kData
+         : roles.context & axis ? AxisRole::kContext
+         : roles.expert & axis  ? AxisRole::kExpert
+                                : AxisRole::kTensor;
+}
+
 bool SplitsSamples(AxisRole role) {
   return role == AxisRole::kData || role == AxisRole::kExpert;
 }
 
-// `roles` with `axis`, which is in `from`, in `to`. The sequence flag goes to
-// `sequence` where it is given.
-void Turn(AxisRoles& roles, AxisSet axis, AxisRole from, AxisRole to,
+struct Turning {
+  AxisSet axis = 0;
+  AxisRole from = AxisRole::kData;
+  AxisRole to = AxisRole::kData;
+
+  Turning Back() const { return {axis, to, from}; }
+};
+
+// Turns the axis in `roles`. The sequence flag goes to `sequence` where it is
+// given.
+void Turn(AxisRoles& roles, const Turning& turning,
           std::optional<bool> sequence) {
-  SetOf(roles, from) &= ~axis;
-  SetOf(roles, to) |= axis;
+  SetOf(roles, turning.from) &= ~turning.axis;
+  SetOf(roles, turning.to) |= turning.axis;
   if (sequence.has_value()) roles.sequence = *sequence;
   roles.folded &= roles.tensor;
   if (roles.tensor == 0) roles.sequence = false;
   if (roles.context == 0) roles.heads = roles.ring = false;
 }
 
+bool IsFirstTensorAxis(const AxisRoles& roles, const Turning& turning) {
+  return turning.to == AxisRole::kTensor && roles.tensor == 0;
+}
+bool IsLastTensorAxis(const AxisRoles& roles, const Turning& turning) {
+  return turning.from == AxisRole::kTensor && roles.tensor == turning.axis;
+}
+
 // By kind.
 using Placements = std::vector<std::vector<OpPlacement>>;
 
-// Of each kind its placements with `axis` turned, or nothing where that does
+// Of each kind its placements with the axis turned, or nothing where that does
 // not apply.
 std::optional<Placements> Turned(const SearchSpace& space, const Plan& plan,
-                                 const PlacedKinds& kinds, AxisSet axis,
-                                 AxisRole from, AxisRole to,
+                                 const PlacedKinds& kinds,
+                                 const Turning& turning,
                                  std::optional<bool> sequence) {
   for (PlacedKind kind : kinds.kinds) {
-    if ((SetOf(kind.roles, from) & axis) == 0) return std::nullopt;
+    if ((SetOf(kind.roles, turning.from) & turning.axis) == 0) {
+      return std::nullopt;
+    }
   }
   Placements turned;
   for (PlacedKind kind : kinds.kinds) {
-    Turn(kind.roles, axis, from, to, sequence);
+    Turn(kind.roles, turning, sequence);
     turned.push_back(PlacementsOf(space, plan, kind.block, kind.roles));
   }
   return turned;
@@ -98,6 +122,55 @@ bool SameAxes(const Placements& a, const Placements& b) {
   });
 }
 
+// The log of the ratio of a turn that the draft has, or nothing where the same
+// draw does not lead back: roles that a block cannot show (an axis too large
+// for it) and sequence flags that only some blocks had are lost. The kinds are
+// as before, with placements `here` then and `there` now; `sequence_draw` is
+// the coin of sequence parallelism. It belongs to the plan with the axis in
+// tensor; what `block` shows there is its side.
+std::optional<double> LogRatio(const Draft& draft, const PlacedKinds& kinds,
+                               int block, const Turning& turning,
+                               bool sequence_draw, const Placements& here,
+                               const Placements& there) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
+  PlacedKinds kinds_after = kinds;
+  for (PlacedKind& kind : kinds_after.kinds) {
+    const auto shown = RolesOf(space.index, plan, kind.block);
+    if (!shown.has_value()) return std::nullopt;
+    kind.roles = *shown;
+  }
+  const AxisRoles& roles = kinds.Of(block).roles;
+  const AxisRoles& roles_after = kinds_after.Of(block).roles;
+  AxisRoles expected = roles;
+  Turn(expected, turning, std::nullopt);
+  if (roles_after.data != expected.data ||
+      roles_after.context != expected.context ||
+      roles_after.expert != expected.expert ||
+      roles_after.tensor != expected.tensor ||
+      roles_after.folded != expected.folded) {
+    return std::nullopt;
+  }
+  const auto forth = [&](bool sequence) {
+    return *Turned(space, plan, kinds, turning, sequence);
+  };
+  const auto back = [&](std::optional<bool> sequence) {
+    return Turned(space, plan, kinds_after, turning.Back(), sequence);
+  };
+  const bool last = IsLastTensorAxis(roles, turning);
+  const auto returned = last ? back(roles.sequence) : back(std::nullopt);
+  if (!returned.has_value() || !SameAxes(*returned, here)) return std::nullopt;
+  if (IsFirstTensorAxis(roles, turning)) {
+    if (roles_after.sequence != sequence_draw &&
+        !SameAxes(forth(roles_after.sequence), there)) {
+      return std::nullopt;
+    }
+    return SameAxes(forth(!sequence_draw), there) ? 0 : std::log(2.0);
+  }
+  if (last) return SameAxes(*back(!roles.sequence), here) ? 0 : -std::log(2.0);
+  return 0;
+}
+
 std::optional<double> Edit(Draft& draft, Rng& rng) {
   const SearchSpace& space = draft.space();
   const Plan& plan = draft.plan();
@@ -107,7 +180,6 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const DeviceGroup& group = plan.groups[group_id.index()];
   if (group.axes.empty()) return std::nullopt;
   const uint32_t number = rng.Below(static_cast<uint32_t>(group.axes.size()));
-  const AxisSet axis = AxisSet{1} << number;
   const uint32_t number_of_roles = NumberOfRoles(space);
   const uint32_t shift = 1 + rng.Below(number_of_roles - 1);
   const bool sequence_draw = rng.Below(2) == 1;
@@ -118,69 +190,29 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const auto kinds = PlacedKindsOf(draft, *std::move(blocks));
   if (!kinds.has_value()) return std::nullopt;
   const AxisRoles& roles = kinds->Of(block).roles;
-  const AxisRole from = roles.data & axis      ? AxisRole::kData
-                        : roles.context & axis ? AxisRole::kContext
-                        : roles.expert & axis  ? AxisRole::kExpert
-                                               : AxisRole::kTensor;
-  const auto to = static_cast<AxisRole>((static_cast<uint32_t>(from) + shift) %
-                                        number_of_roles);
+  Turning turning = {.axis = AxisSet{1} << number};
+  turning.from = RoleIn(roles, turning.axis);
+  turning.to = static_cast<AxisRole>(
+      (static_cast<uint32_t>(turning.from) + shift) % number_of_roles);
 
-  // The coin of sequence parallelism belongs to the plan with the axis in
-  // tensor; what this block shows there is its side.
-  const bool first_tensor_axis = to == AxisRole::kTensor && roles.tensor == 0;
-  const bool last_tensor_axis =
-      from == AxisRole::kTensor && roles.tensor == axis;
-  const auto forth = [&](std::optional<bool> sequence) {
-    return Turned(space, plan, *kinds, axis, from, to, sequence);
-  };
+  const bool first = IsFirstTensorAxis(roles, turning);
   const auto there =
-      first_tensor_axis ? forth(sequence_draw) : forth(std::nullopt);
+      Turned(space, plan, *kinds, turning,
+             first ? std::optional(sequence_draw) : std::nullopt);
   if (!there.has_value()) return std::nullopt;
   const Placements here = PlacementsIn(space, plan, *kinds);
   for (size_t i = 0; i < kinds->blocks.size(); ++i) {
     SetAxes(kinds->blocks[i], (*there)[kinds->of[i]], draft);
   }
-
-  // The same draw must lead back: roles that a block cannot show (an axis too
-  // large for it) and sequence flags that only some blocks had are lost.
-  PlacedKinds kinds_after = *kinds;
-  for (PlacedKind& kind : kinds_after.kinds) {
-    const auto shown = RolesOf(space.index, plan, kind.block);
-    if (!shown.has_value()) return std::nullopt;
-    kind.roles = *shown;
-  }
-  const AxisRoles& roles_after = kinds_after.Of(block).roles;
-  AxisRoles expected = roles;
-  Turn(expected, axis, from, to, std::nullopt);
-  if (roles_after.data != expected.data ||
-      roles_after.context != expected.context ||
-      roles_after.expert != expected.expert ||
-      roles_after.tensor != expected.tensor ||
-      roles_after.folded != expected.folded) {
-    return std::nullopt;
-  }
-  const auto back = [&](std::optional<bool> sequence) {
-    return Turned(space, plan, kinds_after, axis, to, from, sequence);
-  };
-  const auto returned =
-      last_tensor_axis ? back(roles.sequence) : back(std::nullopt);
-  if (!returned.has_value() || !SameAxes(*returned, here)) return std::nullopt;
-  double log_ratio = 0;
-  if (first_tensor_axis) {
-    if (roles_after.sequence != sequence_draw &&
-        !SameAxes(*forth(roles_after.sequence), *there)) {
-      return std::nullopt;
-    }
-    if (!SameAxes(*forth(!sequence_draw), *there)) log_ratio = std::log(2.0);
-  } else if (last_tensor_axis) {
-    if (!SameAxes(*back(!roles.sequence), here)) log_ratio = -std::log(2.0);
-  }
+  const auto log_ratio =
+      LogRatio(draft, *kinds, block, turning, sequence_draw, here, *there);
+  if (!log_ratio.has_value()) return std::nullopt;
 
   if (scope == Scope::kPlan && keep_samples) {
     const int size = group.axes[number].size;
-    if (SplitsSamples(from) && !SplitsSamples(to)) {
+    if (SplitsSamples(turning.from) && !SplitsSamples(turning.to)) {
       draft.edited().microbatches *= size;
-    } else if (SplitsSamples(to) && !SplitsSamples(from)) {
+    } else if (SplitsSamples(turning.to) && !SplitsSamples(turning.from)) {
       if (plan.microbatches % size != 0) return std::nullopt;
       draft.edited().microbatches /= size;
     }
