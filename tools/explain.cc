@@ -96,13 +96,17 @@ std::string DecisionText(const Decision& decision, const Score& uniform) {
   for (size_t i = 0; i < shown; ++i) {
     const Alternative& other = decision.alternatives[i];
     const std::string_view kind = KindText(other.score, uniform);
-    text += (kind == last ? "; " : std::string(kind)) + other.choice + " " +
+    text += (kind == last ? "; " : std::string(kind)) + other.choice +
+            (other.with.empty() ? "" : " with " + other.with) + " " +
             CostText(other.score, uniform);
     last = kind;
   }
   if (shown < decision.alternatives.size()) {
     text += "; and " + std::to_string(decision.alternatives.size() - shown) +
             " more, none better than these";
+  }
+  if (decision.invalid > 0) {
+    text += "; " + std::to_string(decision.invalid) + " not valid";
   }
   return text;
 }
@@ -307,17 +311,21 @@ Json ExplainJson(const Inputs& inputs, const Plan& plan, const Explanation& e) {
     nearest.Set("strategy", ToString(*e.nearest));
     json.Set("nearest_uniform", std::move(nearest));
   }
-  json.Set("decisions", Json::ArrayOf(e.decisions, [](const Decision& d) {
-             return Json::Object(
-                 {{"decision", d.name},
-                  {"chosen", d.chosen},
-                  {"alternatives",
-                   Json::ArrayOf(d.alternatives, [](const Alternative& a) {
-                     Json other = Json::Object({{"choice", a.choice}});
-                     other.Extend(ScoreJson(a.score));
-                     return other.Set("strategy", ToString(a.strategy));
-                   })}});
-           }));
+  json.Set(
+      "decisions", Json::ArrayOf(e.decisions, [](const Decision& d) {
+        return Json::Object(
+            {{"decision", d.name},
+             {"chosen", d.chosen},
+             {"alternatives",
+              Json::ArrayOf(d.alternatives,
+                            [](const Alternative& a) {
+                              Json other = Json::Object({{"choice", a.choice}});
+                              other.Extend(ScoreJson(a.score));
+                              return other.Set("strategy",
+                                               ToString(a.strategy));
+                            })},
+             {"invalid", d.invalid}});
+      }));
   json.Set("neighbours", Json::ArrayOf(e.neighbours, [&](const Neighbour& n) {
              Json other = Json::Object(
                  {{"move", n.move->name}, {"candidates", n.candidates}});

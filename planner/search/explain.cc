@@ -30,8 +30,25 @@ std::vector<Strategy> Sized(const SearchSpace& space,
   return all;
 }
 
-// `strategy` with every way to part a degree and dp, each with all microbatch
-// sizes, and without keys that have no effect then.
+// `strategy`, or where its copies make up no whole ZeRO groups and more than
+// one with these over all and, if copies lie there, within nodes.
+std::vector<Strategy> WithZeroGroups(const SearchSpace& space,
+                                     const Strategy& strategy) {
+  const int copies = strategy.dp * strategy.ep * strategy.cp;
+  const int group = strategy.zero_group;
+  const bool fits = group > 0 && copies > group && copies % group == 0;
+  if (group == 0 || fits) return {strategy};
+  Strategy whole = strategy;
+  whole.zero_group = 0;
+  Strategy node = strategy;
+  node.zero_group = Strategy::kWithinNode;
+  if (WithoutIdleKeys(space, node).zero != strategy.zero) return {whole};
+  if (group == Strategy::kWithinNode) return {node};
+  return {whole, node};  // of equal ones the first
+}
+
+// `strategy` with every way to part a degree and dp, without keys that have no
+// effect then.
 std::vector<Strategy> Traded(const SearchSpace& space, Strategy strategy,
                              int Strategy::*degree) {
   std::vector<Strategy> all;
@@ -43,12 +60,11 @@ std::vector<Strategy> Traded(const SearchSpace& space, Strategy strategy,
     if (other.cp != strategy.cp)
       other.zigzag = IsBalancedByZigzag(space, other);
     if (other.etp > 0 && other.tp % other.etp != 0) other.etp = 0;
-    for (const bool sp : {false, true}) {
-      if (sp && (other.tp == 1 || other.sp)) continue;
-      Strategy with = other;
-      with.sp |= sp;
-      const auto sized = Sized(space, WithoutIdleKeys(space, with));
-      all.insert(all.end(), sized.begin(), sized.end());
+    for (Strategy with : WithZeroGroups(space, other)) {
+      all.push_back(WithoutIdleKeys(space, with));
+      if (other.tp == 1 || other.sp) continue;
+      with.sp = true;
+      all.push_back(WithoutIdleKeys(space, with));
     }
   }
   return all;
@@ -225,7 +241,7 @@ struct DecisionRow {
   std::string_view name;
   std::string (*choice)(const Strategy& strategy);
   // Strategies with other choices, several for one where more is to be chosen
-  // with it.
+  // with it; the microbatch of each is chosen anew besides.
   std::vector<Strategy> (*others)(const SearchSpace& space,
                                   const Strategy& strategy);
 };
@@ -285,9 +301,74 @@ bool IsAsked(const DecisionRow& row, const Strategy& strategy, bool feasible) {
          OffloadText(strategy) != "none";
 }
 
+// `strategy` with each microbatch size, its own among them if that divides.
+std::vector<Strategy> Resized(const SearchSpace& space,
+                              const Strategy& strategy) {
+  std::vector<Strategy> all = Sized(space, strategy);
+  if (space.index.graph->global_batch % SamplesOf(strategy) == 0 &&
+      std::ranges::find(all, strategy.mbs, &Strategy::mbs) == all.end()) {
+    all.push_back(strategy);
+  }
+  return all;
+}
+
+// The strategies of each choice but the one that is made; none where the batch
+// does not divide.
+std::map<std::string, std::vector<Strategy>> ChoicesOf(
+    const DecisionRow& row, const SearchSpace& space,
+    const Strategy& strategy) {
+  std::map<std::string, std::vector<Strategy>> choices;
+  for (const Strategy& other : row.others(space, strategy)) {
+    choices.try_emplace(row.choice(other));
+    for (const Strategy& sized : row.others == Sized
+                                     ? std::vector<Strategy>{other}
+                                     : Resized(space, other)) {
+      choices[row.choice(sized)].push_back(sized);
+    }
+  }
+  choices.erase(row.choice(strategy));
+  return choices;
+}
+
+// Whether another choice gives the plan that `own` gives with its microbatch:
+// another word for the same is no alternative.
+bool IsSamePlan(const SearchSpace& space, const DecisionRow& row,
+                const Strategy& own, const Strategy& other) {
+  if (own.dp * own.ep != other.dp * other.ep) return false;
+  Strategy same = own;
+  if (row.others != Sized && own.mbs != other.mbs) {
+    same.mbs = other.mbs;
+    same = WithSchedule(space, std::move(same));
+  }
+  const auto plan = PlanFromStrategy(space.index, *space.cluster, same);
+  return plan &&
+         SameUpToNames(
+             *plan,
+             PlanFromStrategy(space.index, *space.cluster, other).value());
+}
+
+// What was chosen with another choice: "mbs 8, sp".
+std::string WithText(const DecisionRow& row, const Strategy& own,
+                     const Strategy& other) {
+  std::string text;
+  if (row.others != Sized && other.mbs != own.mbs) {
+    text = Degree("mbs", other.mbs);
+  }
+  if (row.others != OtherSequence && other.sp && !own.sp) {
+    AppendTo(text, ", ", "sp");
+  }
+  if (row.others != OtherZero && other.zero > 0 &&
+      other.zero_group != own.zero_group) {
+    AppendTo(text, ", ",
+             other.zero_group == 0 ? "ZeRO over all" : "ZeRO within nodes");
+  }
+  return text;
+}
+
 // Without what changes nothing of its plan, as --strategy takes it.
-Strategy WithoutIdle(const SearchSpace& space, Strategy strategy,
-                     const Plan& plan) {
+Strategy WithoutIdle(const SearchSpace& space, Strategy strategy) {
+  const Plan plan =
+      PlanFromStrategy(space.index, *space.cluster, strategy).value();
   while (const auto idle =
              FirstIdleIn(space.index, *space.cluster, strategy, plan)) {
     idle->drop(strategy);
@@ -304,29 +385,27 @@ std::vector<Decision> DecisionsOf(
   const auto own =
       objective.EvaluateUniform(space.index, *space.cluster, strategy);
   const bool feasible = own.has_value() && own->feasible;
-  const auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
   std::vector<Decision> decisions;
   for (const DecisionRow& row : kDecisions) {
     if (stop && stop()) break;
     if (!IsAsked(row, strategy, feasible)) continue;
-    Decision decision = {row.name, row.choice(strategy), {}};
-    std::map<std::string, std::vector<Strategy>> choices;
-    for (Strategy& other : row.others(space, strategy)) {
-      std::string choice = row.choice(other);
-      if (choice == decision.chosen) continue;
-      choices[std::move(choice)].push_back(std::move(other));
-    }
-    for (const auto& [choice, list] : choices) {
-      const SweepResult swept = Sweep(space, objective, list, 1, threads, stop);
+    Decision decision = {row.name, row.choice(strategy), {}, 0};
+    for (auto& [choice, list] : ChoicesOf(row, space, strategy)) {
+      const auto swept = [&] {
+        return Sweep(space, objective, list, 1, threads, stop).best;
+      };
+      std::vector<Candidate> best = swept();
+      if (best.empty()) ++decision.invalid;
+      while (!best.empty() &&
+             IsSamePlan(space, row, strategy, best[0].strategy)) {
+        std::erase(list, best[0].strategy);
+        best = swept();
+      }
       if (stop && stop()) return decisions;
-      if (swept.best.empty()) continue;
-      const auto& [best, score] = swept.best[0];
-      const Plan other =
-          PlanFromStrategy(space.index, *space.cluster, best).value();
-      // Another word for the same is no alternative.
-      if (plan && SameUpToNames(other, *plan)) continue;
+      if (best.empty()) continue;
+      const Strategy other = WithoutIdle(space, best[0].strategy);
       decision.alternatives.push_back(
-          {choice, WithoutIdle(space, best, other), score});
+          {choice, WithText(row, strategy, other), other, best[0].score});
     }
     if (decision.alternatives.empty()) continue;
     std::ranges::stable_sort(decision.alternatives,

@@ -22,6 +22,7 @@ namespace tessera {
 // Another choice in one decision, all else equal.
 struct Alternative {
   std::string choice;  // "tp 4, dp 16"
+  std::string with;    // what else differs, if anything: "mbs 8, sp"
   Strategy strategy;
   Score score;
 };
@@ -30,14 +31,17 @@ struct Decision {
   std::string_view name;                  // "tensor parallelism"
   std::string chosen;                     // "tp 8, dp 8"
   std::vector<Alternative> alternatives;  // best first, one for each choice
+  int invalid = 0;                        // choices that give no valid plan
 };
 
 // The decisions of a uniform plan that have a valid alternative: degrees of
 // tensor, pipeline, context and expert parallelism (data parallelism makes up
-// the devices, and the microbatch is chosen anew), samples of a microbatch,
-// ZeRO, recomputation, sequence parallelism, schedule, the order of ranks on
-// the fabric and offloading. Calls `each`, if any, with each as soon as it is
-// there. Ends when `stop` says so, with those that are complete.
+// the devices, and where it makes up the ZeRO groups no more state is cut
+// within nodes or over all), samples of a microbatch, ZeRO, recomputation,
+// sequence parallelism, schedule, the order of ranks on the fabric and
+// offloading. With each choice the microbatch is chosen anew. Calls `each`, if
+// any, with each as soon as it is there. Ends when `stop` says so, with those
+// that are complete.
 std::vector<Decision> DecisionsOf(
     const SearchSpace& space, const Objective& objective,
     const Strategy& strategy, int threads, const std::function<bool()>& stop,
