@@ -11,6 +11,7 @@
 #include "planner/base/append.h"
 #include "planner/base/format.h"
 #include "planner/base/threads.h"
+#include "planner/search/adapt.h"
 #include "planner/search/explain.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/textbook.h"
@@ -33,7 +34,9 @@ constexpr size_t kCandidates = 5;
 struct Answer {
   const Approach* approach = nullptr;
   bool advised = false;
-  std::optional<Candidate> best;
+  std::optional<FoundPlan> best;
+  std::string name;        // of that plan
+  std::string strategy;    // the same
   std::string impossible;  // why there is no plan of it
 };
 
@@ -54,10 +57,12 @@ struct Comparison {
   const Answer* BestAdvised() const {
     const Answer* best = nullptr;
     for (const Answer& answer : answers) {
-      if (!answer.advised || !answer.best || !answer.best->score.feasible) {
+      if (!answer.advised || !answer.best ||
+          !answer.best->evaluation.feasible()) {
         continue;
       }
-      if (best == nullptr || Better(answer.best->score, best->best->score)) {
+      if (best == nullptr ||
+          Better(answer.best->evaluation, best->best->evaluation)) {
         best = &answer;
       }
     }
@@ -111,9 +116,8 @@ std::string Verdict(const Comparison& c) {
     return "none of the textbook's answers is possible and fits";
   }
   const double found = c.evaluation.step_time.seconds();
-  const double textbook = best->best->score.step_time.seconds();
-  std::string text = "the textbook's answer, " +
-                     std::string(best->approach->name) + ", takes " +
+  const double textbook = best->best->evaluation.step_time.seconds();
+  std::string text = "the textbook's answer, " + best->name + ", takes " +
                      FormatTime(textbook) + ": " + ChangeText(textbook, found) +
                      " to the plan";
   const ErrorBand& band = c.band;
@@ -167,8 +171,7 @@ std::string ComparisonText(const Comparison& c) {
       {"  answer", "its best strategy",
        c.shares_links ? "step time" : "links not shared", "to the plan"}};
   for (const Answer& answer : c.answers) {
-    const std::string name =
-        (answer.advised ? "> " : "  ") + std::string(answer.approach->name);
+    const std::string name = (answer.advised ? "> " : "  ") + answer.name;
     if (!answer.best) {
       // Without a reason Ctrl-C came first.
       if (!answer.impossible.empty()) {
@@ -176,13 +179,12 @@ std::string ComparisonText(const Comparison& c) {
       }
       continue;
     }
-    const Score& score = answer.best->score;
-    rows.push_back(
-        {name, ToString(answer.best->strategy), FormatTime(score.step_time),
-         !score.feasible ? "does not fit"
-         : found.feasible
-             ? ChangeText(score.step_time.seconds(), found.step_time.seconds())
-             : "-"});
+    const Score score = answer.best->score();
+    rows.push_back({name, answer.strategy, FormatTime(score.step_time),
+                    !score.feasible  ? "does not fit"
+                    : found.feasible ? ChangeText(score.step_time.seconds(),
+                                                  found.step_time.seconds())
+                                     : "-"});
   }
   out += FormatTable(rows) + ImpossibleText(c.answers);
   out += "\n" +
@@ -237,9 +239,9 @@ Json ComparisonJson(const Comparison& c) {
                           json.Set("not_possible", answer.impossible);
                         }
                         if (!answer.best) return json;
-                        json.Extend(ScoreFields(answer.best->score));
-                        return json.Set("strategy",
-                                        ToString(answer.best->strategy));
+                        json.Extend(ScoreFields(answer.best->score()));
+                        json.Set("name", answer.name);
+                        return json.Set("strategy", answer.strategy);
                       })},
        {"found", std::move(found)},
        {"shared_links", c.shares_links},
@@ -296,8 +298,21 @@ std::vector<Answer> AnswersOf(const Advice& advice, const SearchSpace& space,
     answer.advised = std::ranges::find(advice.approaches, approach.name) !=
                      advice.approaches.end();
     if (approach.offloads && !answer.advised) continue;
-    answer.best = BestOf(approach, space, evaluator, threads, stop);
-    if (!answer.best && !stop()) answer.impossible = WhyNone(approach, space);
+    answer.name = approach.name;
+    if (const auto best = BestOf(approach, space, evaluator, threads, stop)) {
+      Plan plan =
+          PlanFromStrategy(space.index, *space.cluster, best->strategy).value();
+      Evaluation evaluation = evaluator.Evaluate(plan);
+      answer.best = {std::move(plan), std::move(evaluation)};
+      answer.name = NameOf(approach, best->strategy);
+      answer.strategy = ToString(best->strategy);
+    } else if (auto ragged = RaggedOf(approach, space, evaluator, stop)) {
+      answer.strategy = ToString(RoughStrategy(space.index, ragged->plan)) +
+                        ", samples shared unevenly";
+      answer.best = std::move(ragged);
+    } else if (!stop()) {
+      answer.impossible = WhyNone(approach, space);
+    }
     answers.push_back(std::move(answer));
   }
   return answers;
@@ -349,12 +364,7 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
   // The best plan of each answer, then what may be the answer here.
   std::vector<FoundPlan> plans;
   for (const Answer& answer : c.answers) {
-    if (!answer.best) continue;
-    Plan plan =
-        PlanFromStrategy(space.index, inputs.cluster, answer.best->strategy)
-            .value();
-    Evaluation evaluation = evaluator.Evaluate(plan);
-    plans.push_back({std::move(plan), std::move(evaluation)});
+    if (answer.best) plans.push_back(*answer.best);
   }
   const size_t answers = plans.size();
   if (inputs.plan) {
@@ -368,7 +378,7 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
   c.shares_links = ShareLinks(evaluator, plans);
   size_t next = 0;
   for (Answer& answer : c.answers) {
-    if (answer.best) answer.best->score = plans[next++].score();
+    if (answer.best) answer.best = plans[next++];
   }
   const auto best = std::min_element(
       plans.begin() + static_cast<int64_t>(c.searched ? 0 : answers),

@@ -4,9 +4,11 @@
 #include <array>
 #include <functional>
 
+#include "planner/base/append.h"
 #include "planner/base/table.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/validate.h"
+#include "planner/search/ragged.h"
 #include "planner/search/uniform_strategies.h"
 
 namespace tessera {
@@ -208,6 +210,49 @@ std::vector<Strategy> Tiled(const SearchSpace& space) {
   return all;
 }
 
+// Of all its strategies; of equal bounds the first in the list is priced first:
+// where each takes a simulation, with few microbatches it takes less.
+std::vector<Strategy> StrategiesOf(const Approach& approach,
+                                   const SearchSpace& space) {
+  std::vector<Strategy> strategies = approach.strategies(space);
+  if (approach.offloads) {
+    std::ranges::stable_sort(strategies, std::greater(), &Strategy::mbs);
+  }
+  return strategies;
+}
+
+// Strategies with all layers run again for which it is asked whether fewer do:
+// the fastest of them need not be so with fewer.
+constexpr size_t kMostFull = 8;
+
+// Puts in the place of `best` what `full`, which fits, is with as few layers
+// run again as fit, if that is better: of more layers memory falls and time
+// grows.
+void TryFewer(const SearchSpace& space, const Objective& objective,
+              const Candidate& full, const std::function<bool()>& stop,
+              Candidate& best) {
+  Strategy strategy = full.strategy;
+  const auto score = [&] {
+    return objective.EvaluateUniform(space.index, *space.cluster, strategy);
+  };
+  strategy.recompute = RecomputeLevel::kNone;
+  const auto none = score();
+  if (!none || none->feasible || none->step_time >= best.score.step_time) {
+    return;
+  }
+  strategy.recompute = RecomputeLevel::kFull;
+  const auto [first, last] = Layers(space.index);
+  int lacking = 0;
+  for (int fitting = last - first; fitting - lacking > 1;) {
+    if (stop && stop()) return;
+    strategy.recompute_layers = (lacking + fitting) / 2;
+    const auto some = score();
+    if (!some) return;
+    (some->feasible ? fitting : lacking) = strategy.recompute_layers;
+    if (Better(*some, best.score)) best = {strategy, *some};
+  }
+}
+
 }  // namespace
 
 std::span<const Approach> Approaches() {
@@ -252,16 +297,55 @@ std::optional<Candidate> BestOf(const Approach& approach,
                                 const SearchSpace& space,
                                 const Objective& objective, int threads,
                                 const std::function<bool()>& stop) {
-  std::vector<Strategy> strategies = approach.strategies(space);
-  // Of equal bounds the first in the list is priced first: where each takes a
-  // simulation, with few microbatches it takes less.
-  if (approach.offloads) {
-    std::ranges::stable_sort(strategies, std::greater(), &Strategy::mbs);
-  }
+  std::vector<Strategy> strategies = StrategiesOf(approach, space);
   const SweepResult swept =
       Sweep(space, objective, strategies, 1, threads, stop);
   if (swept.best.empty()) return std::nullopt;
-  return swept.best[0];
+  Candidate best = swept.best[0];
+  std::erase_if(strategies, [](const Strategy& s) {
+    return s.recompute != RecomputeLevel::kFull;
+  });
+  const size_t count = approach.offloads ? 1 : kMostFull;
+  for (const Candidate& full :
+       Sweep(space, objective, strategies, count, threads, stop).best) {
+    if (full.score.feasible) TryFewer(space, objective, full, stop, best);
+  }
+  return best;
+}
+
+std::optional<FoundPlan> RaggedOf(const Approach& approach,
+                                  const SearchSpace& space,
+                                  const Objective& objective,
+                                  const std::function<bool()>& stop) {
+  const bool is_cut = approach.strategies == Zero;
+  if (!is_cut && approach.strategies != Ddp) return std::nullopt;
+  std::optional<FoundPlan> best;
+  for (FoundPlan& found :
+       RaggedPlans(space, objective, [&] { return stop && stop(); })) {
+    const bool cuts = std::ranges::any_of(
+        found.plan.weights,
+        [](const WeightPlacement& weight) { return weight.zero_stage > 0; });
+    if (cuts != is_cut) continue;
+    if (best && !Better(found.evaluation, best->evaluation)) continue;
+    best = std::move(found);
+  }
+  return best;
+}
+
+std::string NameOf(const Approach& approach, const Strategy& strategy) {
+  if (approach.offloads || !IsEither(strategy)) {
+    return std::string(approach.name);
+  }
+  std::string name;
+  const auto add = [&](bool has, std::string_view degree) {
+    if (has) AppendTo(name, "+", degree);
+  };
+  add(strategy.pp > 1, "PP");
+  add(strategy.tp > 1, "TP");
+  add(strategy.cp > 1, "CP");
+  add(strategy.dp * strategy.ep > 1, "DP");
+  add(strategy.zero > 0, "ZeRO-" + std::to_string(strategy.zero));
+  return name;
 }
 
 std::string WhyNone(const Approach& approach, const SearchSpace& space) {
@@ -308,11 +392,16 @@ Situation SituationOf(const SearchSpace& space, const Objective& objective,
   situation.nodes = space.cluster->num_nodes();
   situation.fast_within = fast_within;
   situation.fast_between = fast_between;
-  const auto best_of = [&](std::string_view name) {
-    return BestOf(*FindApproach(name).value(), space, objective, threads, stop);
+  // Nothing where none of its strategies is valid.
+  const auto fits = [&](std::string_view name) -> std::optional<bool> {
+    const auto strategies = StrategiesOf(**FindApproach(name), space);
+    const auto best =
+        Sweep(space, objective, strategies, 1, threads, stop).best;
+    if (best.empty()) return std::nullopt;
+    return best[0].score.feasible;
   };
-  const auto whole = best_of(situation.devices == 1 ? "no split" : "DDP");
-  situation.fits = whole ? whole->score.feasible : FitsAlone(space, objective);
+  const auto whole = fits(situation.devices == 1 ? "no split" : "DDP");
+  situation.fits = whole ? *whole : FitsAlone(space, objective);
   std::vector<int64_t> elements(graph.blocks.size());
   for (const GraphIndex::WeightUse& weight : space.index.weights) {
     elements[static_cast<size_t>(graph.node(weight.home.node).block)] +=
@@ -324,8 +413,7 @@ Situation SituationOf(const SearchSpace& space, const Objective& objective,
   situation.layer_fits = 2 * largest * SizeOf(graph.dtype) <= memory;
   situation.host_fits = situation.fits || situation.devices > 1;
   if (situation.host_fits) return situation;
-  const auto offloaded = best_of("ZeRO with CPU offload");
-  situation.host_fits = offloaded.has_value() && offloaded->score.feasible;
+  situation.host_fits = fits("ZeRO with CPU offload").value_or(false);
   return situation;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "planner/base/result.h"
+#include "planner/search/found_plan.h"
 #include "planner/search/objective.h"
 #include "planner/search/search_space.h"
 #include "planner/search/sweep.h"
@@ -34,14 +35,29 @@ struct Approach {
 std::span<const Approach> Approaches();
 Result<const Approach*> FindApproach(std::string_view name);
 
-// The best of its strategies; nothing where none is valid.
+// The best of its strategies, or of the best of these that run whole layers
+// again one that does so in as few as fit; nothing where none is valid.
 std::optional<Candidate> BestOf(const Approach& approach,
                                 const SearchSpace& space,
                                 const Objective& objective, int threads,
                                 const std::function<bool()>& stop);
 
+// Where the approach is data parallelism and the devices do not divide the
+// batch the best plan by which some have a sample more (ragged.h), which is no
+// strategy; else nothing.
+std::optional<FoundPlan> RaggedOf(const Approach& approach,
+                                  const SearchSpace& space,
+                                  const Objective& objective,
+                                  const std::function<bool()>& stop);
+
+// What to call the approach where its plan is that of `strategy`: of those that
+// split a replica the degrees that there are, "PP+TP" where there is one
+// replica. Expert parallelism counts as data parallelism.
+std::string NameOf(const Approach& approach, const Strategy& strategy);
+
 // Why none of its strategies is possible: "mbs=1 * dp=21 = 21: expected a
-// divisor of the global batch 70". REQUIRES: BestOf found none, unstopped.
+// divisor of the global batch 70". REQUIRES: BestOf and RaggedOf found none,
+// unstopped.
 std::string WhyNone(const Approach& approach, const SearchSpace& space);
 
 // What the table asks.

@@ -1,10 +1,13 @@
 // What textbooks say, of cases that are fixed here. tools/textbook.py has the
 // whole table, with what the search finds.
 
+#include "planner/search/textbook.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "costmodel/evaluate/evaluator.h"
@@ -83,6 +86,70 @@ TEST(Textbook, ThirtyTwoWorkersLieAsMegatronLaysThem) {
   for (const WeightPlacement& weight : plan.weights) {
     EXPECT_LE(weight.zero_stage, 1);
   }
+}
+
+// 13 samples on 5 devices: no strategy is data parallelism, and what gives some
+// a sample more is.
+TEST(Textbook, PricesReplicasThatDoNotDivideTheBatch) {
+  const Graph graph = Imported("zoo:gpt2", 13, 128, DType::kBFloat16);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x5").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  for (const auto& [name, cuts] : {std::pair("DDP", false), {"ZeRO", true}}) {
+    const Approach& approach = **FindApproach(name);
+    EXPECT_FALSE(BestOf(approach, space, evaluator, 1, nullptr)) << name;
+    const auto found = RaggedOf(approach, space, evaluator, nullptr);
+    ASSERT_TRUE(found.has_value()) << name;
+    EXPECT_EQ(found->plan.weights[0].zero_stage > 0, cuts) << name;
+    EXPECT_TRUE(found->evaluation.feasible()) << name;
+  }
+  EXPECT_FALSE(
+      RaggedOf(**FindApproach("TP"), space, evaluator, nullptr).has_value());
+}
+
+// Half the memory between what a replica's sample needs where no layer runs
+// again and where all do: some of the 12 layers need to.
+TEST(Textbook, RunsNoMoreLayersAgainThanNeeded) {
+  const Graph graph = Imported("zoo:gpt2", 2, 1024, DType::kBFloat16);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:1x2").value();
+  const auto need = [&](std::string_view strategy) {
+    Cluster small = cluster;
+    small.device_types[0].memory = Bytes{1};
+    const Evaluator evaluator(graph, small, nullptr, {});
+    return evaluator.Evaluate(PlanFor(graph, small, strategy)).overflow.value;
+  };
+  cluster.device_types[0].memory =
+      Bytes{(need("zero=3") + need("zero=3,recompute=full")) / 2};
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const auto best =
+      BestOf(**FindApproach("ZeRO"), space, evaluator, 1, nullptr);
+  ASSERT_TRUE(best.has_value() && best->score.feasible);
+  const Strategy& s = best->strategy;
+  EXPECT_EQ(s.recompute, RecomputeLevel::kFull);
+  ASSERT_GT(s.recompute_layers, 1);
+  ASSERT_LT(s.recompute_layers, 12);
+  EXPECT_EQ(evaluator.EvaluateUniform(space.index, cluster, s), best->score);
+  Strategy fewer = s;
+  --fewer.recompute_layers;
+  EXPECT_FALSE(
+      evaluator.EvaluateUniform(space.index, cluster, fewer)->feasible);
+}
+
+TEST(Textbook, NamesTheDegreesThatThereAre) {
+  const auto name = [](std::string_view approach, std::string_view degrees) {
+    return NameOf(**FindApproach(approach), ParseStrategy(degrees).value());
+  };
+  EXPECT_EQ(name("PP+TP+DP", "dp=2,tp=2,pp=3"), "PP+TP+DP");
+  EXPECT_EQ(name("PP+TP+DP", "dp=1,tp=2,pp=3"), "PP+TP");
+  EXPECT_EQ(name("PP+TP+DP", "dp=1,ep=2,tp=2,pp=3"), "PP+TP+DP");
+  EXPECT_EQ(name("PP+TP+DP+ZeRO-1", "dp=2,tp=2,pp=3,zero=1"),
+            "PP+TP+DP+ZeRO-1");
+  EXPECT_EQ(name("PP", "dp=2,pp=3"), "PP+DP");
+  EXPECT_EQ(name("TP", "dp=1,tp=2"), "TP");
+  EXPECT_EQ(name("ZeRO", "dp=2,zero=1"), "ZeRO");
+  EXPECT_EQ(name("PP+TP with CPU offload", "dp=1,pp=2"),
+            "PP+TP with CPU offload");
 }
 
 // A roofline: on one core type a product of 2 m n k operations takes no less
