@@ -11,7 +11,9 @@ namespace tessera::onnx {
 
 namespace {
 
-// Channels that a node makes as one dimension, for another to take apart.
+// Channels that a node makes as one dimension, or in its own groups, for
+// another to take apart; an image's other dimensions are -1 and -2 until they
+// have names.
 constexpr int kWholeChannels = -100;
 
 // Whether the channels of images are (groups, channels of a group).
@@ -164,11 +166,12 @@ Result<Activation> Walk::Made(const OnnxNode& node, TensorId tensor,
                            AtomOf(node, i + 1 < extents.size() ? "h" : "w"),
                            extents[i], x.dims[2 + i][0].letter));
   }
-  if (channels.size() == 1 && channels[0].id == kWholeChannels) {
-    return WithDim(node, std::move(y), 1, 1, AtomOf(node, "c"),
-                   channels[0].extent, 'c');
+  if (channels[0].id != kWholeChannels) return y;
+  if (channels.size() > 1) {
+    TESSERA_TRY(y, Merged(node, std::move(y), 1));
   }
-  return y;
+  return WithDim(node, std::move(y), 1, 1, AtomOf(node, "c"), Extent(channels),
+                 'c');
 }
 
 Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
@@ -393,24 +396,28 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
 Result<Dim> Walk::ChannelsFor(const OnnxNode& node, Activation& x,
                               int64_t channels, int64_t groups) {
   Dim made = atoms_.Make(AtomOf(node, "c"), channels, 'c');
-  const bool grouped = groups > 1;
-  if (grouped) {
-    // Both sides have the groups as a dimension of their own.
-    if (!InGroups(x)) {
-      const Atom whole = x.dims[1][0];
-      x.dims[1] = atoms_.Split(whole, groups);
-      ReplaceIn(x.own, whole, x.dims[1]);
-    }
-    if (made.size() == 1) made = atoms_.Split(made[0], groups);
-  }
-  const auto fits = [&](const Dim& dim) {
-    return !grouped || (dim.size() == 2 && dim[0].extent == groups);
-  };
-  if (!grouped && x.dims[1].size() + made.size() > 3) {
+  if (groups == 1) {
+    if (x.dims[1].size() + made.size() <= 3) return made;
     return Dim{{kWholeChannels, channels, 'c'}};
   }
-  if (fits(x.dims[1]) && fits(made)) return made;
-  return InvalidInput("its groups of channels are not those of its neighbours");
+  // Both sides have the groups as a dimension of their own.
+  const auto fits = [&](const Dim& dim) {
+    return dim.size() == 2 && dim[0].extent == groups;
+  };
+  if (x.dims[1].size() > 1 && !fits(x.dims[1])) {  // a neighbour's groups
+    TESSERA_TRY(x, Merged(node, std::move(x), 1));
+    TESSERA_TRY(x, WithDim(node, std::move(x), 1, 1, AtomOf(node, "groups"),
+                           x.dims[1][0].extent, 'c'));
+  }
+  if (x.dims[1].size() == 1) {
+    const Atom whole = x.dims[1][0];
+    x.dims[1] = atoms_.Split(whole, groups);
+    ReplaceIn(x.own, whole, x.dims[1]);
+  }
+  if (made.size() == 1) made = atoms_.Split(made[0], groups);
+  if (fits(made)) return made;
+  return Dim{{kWholeChannels, groups, 'c'},
+             {kWholeChannels - 1, channels / groups, 'c'}};
 }
 
 // The weight is (in, out of a group, window).

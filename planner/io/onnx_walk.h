@@ -241,9 +241,10 @@ class Walk {
   Result<Activation> Made(const OnnxNode& node, TensorId tensor,
                           const Activation& x, const Dim& channels,
                           const Shape& extents);
-  // Channels of what a node makes of x, in groups as those of x. A rule has not
-  // more than three letters of channels on both sides: else they are one, which
-  // Made takes apart.
+  // Channels of what a node makes of x; where it has groups, x becomes one in
+  // these. A rule has not more than three letters of channels on both sides:
+  // else the channels are one, and where what reads them takes them apart in
+  // other groups, in the node's; Made makes of these what they are.
   Result<Dim> ChannelsFor(const OnnxNode& node, Activation& x, int64_t channels,
                           int64_t groups);
   Result<void> Pool(const OnnxNode& node, std::string_view op,

@@ -138,6 +138,27 @@ class Grouped(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class Regrouped(nn.Module):
+    """Groups of channels that are not the neighbours'."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, 2, 1)
+        self.norm = nn.GroupNorm(4, 16)
+        self.each = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.halves = nn.Conv2d(16, 32, 3, padding=1, groups=2)
+        self.eighths = nn.GroupNorm(8, 32)
+        self.quarters = nn.Conv2d(32, 32, 3, padding=1, groups=4)
+        self.up = nn.ConvTranspose2d(32, 16, 2, 2, groups=2)
+        self.fc = nn.Linear(16, LABELS)
+
+    def forward(self, images):
+        x = self.stem(images)
+        x = x + self.each(F.relu(self.norm(x)))
+        x = self.quarters(F.silu(self.eighths(self.halves(x))))
+        return self.fc(self.up(x).mean((2, 3)))
+
+
 class Tokens(nn.Module):
     """A layer norm and an MLP for each token, behind a residual."""
 
@@ -419,6 +440,8 @@ MODELS = {
     "residual": (ResNet, images_of(16), "script"),
     "inception": (Inception, images_of(16), "dynamo"),
     "grouped": (Grouped, images_of(16), "script"),
+    "regrouped": (Regrouped, images_of(16), "dynamo"),
+    "regrouped-script": (Regrouped, images_of(16), "script"),
     "tokens": (Tokens, tokens, "script"),
     "tokens-dynamo": (Tokens, tokens, "dynamo"),
     "masks": (Masks, tokens, "dynamo"),

@@ -1009,6 +1009,55 @@ TEST(Onnx, TransposedConvolutions) {
   EXPECT_EQ(NodeNamed(graph, "up.bias").op->name, "broadcast_add");
 }
 
+// A depthwise convolution between norms of 4 groups, added to what it reads,
+// and ones of 2 and 8 groups: each has its own as dimensions, and the channels
+// are joined and taken apart between them. 16 channels of 4 groups of 4; the
+// depthwise one makes (16, 1), which the sum takes apart into (4, 4, 1).
+TEST(Onnx, GroupsNeedNotBeTheNeighbours) {
+  const auto groups = [](int64_t count) {
+    return IntAttribute("group", count);
+  };
+  const Graph graph = Imported(
+      {.inputs = {InputOf("x", 1, {"n", "3", "4", "4"})},
+       .weights = {WeightOf("stem.weight", {16, 3, 1, 1}),
+                   WeightOf("scale", {16}), WeightOf("shift", {16}),
+                   WeightOf("each.weight", {16, 1, 3, 3}),
+                   WeightOf("halves.weight", {32, 8, 1, 1}),
+                   WeightOf("bias", {32}),
+                   WeightOf("eighths.weight", {32, 2, 2, 2}),
+                   WeightOf("out", {5, 16})},
+       .nodes = {NodeOf("Conv", "stem", {"x", "stem.weight"}, "a"),
+                 NodeOf("GroupNormalization", "norm", {"a", "scale", "shift"},
+                        "b", {IntAttribute("num_groups", 4)}),
+                 NodeOf("Conv", "each", {"b", "each.weight"}, "c",
+                        {groups(16), Ints("pads", {1, 1, 1, 1})}),
+                 NodeOf("Add", "sum", {"a", "c"}, "d"),
+                 NodeOf("Conv", "halves", {"d", "halves.weight", "bias"}, "e",
+                        {groups(2)}),
+                 NodeOf("ConvTranspose", "eighths", {"e", "eighths.weight"},
+                        "f", {groups(8), Ints("strides", {2, 2})}),
+                 NodeOf("GlobalAveragePool", "mean", {"f"}, "m"),
+                 NodeOf("Flatten", "flat", {"m"}, "g"),
+                 NodeOf("Gemm", "fc", {"g", "out"}, "logits",
+                        {IntAttribute("transB", 1)})},
+       .opset = 21},
+      Options(4));
+  const auto shape = [&](const char* name) {
+    return graph.tensor(NodeNamed(graph, name).results[0]).shape;
+  };
+  EXPECT_EQ(NodeNamed(graph, "each").rule.ToString(), "bgch!w!,gnck!l!->bgnyx");
+  EXPECT_EQ(shape("each"), (Shape{4, 16, 1, 4, 4}));
+  EXPECT_EQ(NodeNamed(graph, "halves").rule.ToString(),
+            "bgch!w!,gnck!l!+gn->bgnyx");
+  EXPECT_EQ(shape("halves"), (Shape{4, 2, 16, 4, 4}));
+  EXPECT_EQ(NodeNamed(graph, "eighths").rule.ToString(),
+            "bgnyx,gnck!l!->bgch!w!");
+  EXPECT_EQ(shape("eighths"), (Shape{4, 8, 2, 8, 8}));
+  EXPECT_EQ(ParameterCount(graph),
+            16 * 3 + 2 * 16 + 16 * 9 + 32 * 8 + 32 + 32 * 2 * 4 + 5 * 16);
+  EXPECT_TRUE(Differentiate(graph).has_value());
+}
+
 // Twice the height and half the width. Of centres at half a pixel place 0 is at
 // (0 + 0.5) / 2 - 0.5 = -0.25, and at (0 + 0.5) * 2 - 0.5 = 0.5; with corners
 // aligned 9 places of 5 are 4 / 8 apart, and 2 of 4 are 3 / 1 apart.
