@@ -194,12 +194,6 @@ Result<std::string> ConfigToExport(
   if (nested) of_text = FieldsOf(own->value);
   for (const auto& [key, value] : overrides) {
     if (key == kPadding) continue;
-    if (value.is_null()) {
-      const auto is_key = [&](const Field& field) { return field.key == key; };
-      std::erase_if(config, is_key);
-      std::erase_if(of_text, is_key);
-      continue;
-    }
     SetField(key, value, WrittenFor(key, settings),
              nested && key != kArchitectures ? of_text : config);
   }

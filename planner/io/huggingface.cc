@@ -296,11 +296,7 @@ Result<Graph> ImportHuggingFace(const std::string& path,
     return InvalidInput(
         "parameters cannot be " + std::string(NameOf(*options.dtype)), file);
   }
-  for (const auto& [key, value] : options.overrides) {
-    // As if there were no such key.
-    if (value.is_null() && values.fields.erase(key) > 0) continue;
-    values.fields[key] = value;
-  }
+  for (const auto& [key, value] : options.overrides) values.fields[key] = value;
   ModelConfig config(file, std::move(values));
   if (!config.Has("model_type")) {
     return InvalidInput("missing: expected the name of a model family",

@@ -209,7 +209,7 @@ python3 - "$work/shallow/config.json" "$examples/models/gpt2-tiny/config.json" \
 import json, sys
 exported, config = (json.load(open(path)) for path in sys.argv[1:])
 config["n_layer"] = 1
-del config["attn_pdrop"]
+config["attn_pdrop"] = None
 assert exported == config, (exported, config)
 assert type(exported["n_layer"]) is int
 END

@@ -1153,6 +1153,11 @@ TEST(Gemma2, CapsScoresAndLogits) {
   EXPECT_EQ(NodeNamed(whole, "model.layers.1.self_attn").attribute("window"),
             0);
   EXPECT_EQ(whole.tensor(NodeNamed(whole, "loss").operands[0]).name, "lm_head");
+  // Set, null is what it is in the file, which has 50: not the default, 50.
+  ImportOptions options = Options(1, 16);
+  options.overrides["attn_logit_softcapping"] = JsonValue();
+  const Graph set = Import(Example("gemma-2-2b"), options);
+  EXPECT_EQ(NodeNamed(set, attention).op->name, "attention");
 }
 
 TEST(Decoders, WhatTellsThemApart) {
