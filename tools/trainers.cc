@@ -7,6 +7,7 @@
 
 #include "planner/base/append.h"
 #include "planner/base/table.h"
+#include "planner/ir/statistics_dtype.h"
 #include "planner/plan/strategy_text.h"
 #include "planner/plan/used_part.h"
 #include "tools/text.h"
@@ -186,7 +187,7 @@ void AddZero(const UniformPlan& uniform, MegatronArguments& arguments,
   arguments.Add("--overlap-grad-reduce");
   if (s.bucket.value > 0) {
     arguments.Add("--ddp-bucket-size",
-                  s.bucket.value / SizeOf(uniform.index.graph->dtype));
+                  s.bucket.value / SizeOf(uniform.gradients));
   }
   if (s.zero >= 1) {
     arguments.Add("--use-distributed-optimizer");
@@ -349,8 +350,7 @@ Json ZeroJson(const UniformPlan& uniform, std::vector<std::string>& notes) {
   if (s.zero == 0) return zero;
   zero.Set("overlap_comm", true);
   if (s.bucket.value > 0) {
-    zero.Set("reduce_bucket_size",
-             s.bucket.value / SizeOf(uniform.index.graph->dtype));
+    zero.Set("reduce_bucket_size", s.bucket.value / SizeOf(uniform.gradients));
   }
   if (s.zero_group > 0 && s.zero_group < s.dp) {
     if (s.zero == 3) {
@@ -478,8 +478,11 @@ Result<TrainerSettings> SettingsOf(std::string_view trainer,
                             "--space megatron' finds",
                         kWhere);
   }
-  TESSERA_TRY(TrainerSettings settings,
-              row->settings({index, plan, *std::move(uniform), training}));
+  TESSERA_TRY(
+      TrainerSettings settings,
+      row->settings({index, plan, *std::move(uniform),
+                     GradientDType(index.graph->dtype, cluster.stack.memory),
+                     training}));
   // Two tiers may want the same.
   std::vector<std::string>& notes = settings.notes;
   for (auto note = notes.begin(); note != notes.end();) {

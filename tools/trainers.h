@@ -22,6 +22,7 @@ struct UniformPlan {
   const GraphIndex& index;
   const Plan& plan;
   Strategy strategy;  // with dp and mbs
+  DType gradients;    // reduced
   const TrainingOptions& training;
 };
 

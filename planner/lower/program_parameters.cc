@@ -127,11 +127,8 @@ int ProgramBuilder::AccumulatorIndex(TensorId gradient) const {
 }
 
 DType ProgramBuilder::GradientDType(TensorId weight) const {
-  const DType type = graph_.tensor(weight).dtype;
-  const StackMemory& memory = context_.stack().memory;
-  const bool half = (type == DType::kFloat16 && memory.fp16_gradients) ||
-                    (type == DType::kBFloat16 && memory.bf16_gradients);
-  return half ? type : StateDType(weight);
+  return tessera::GradientDType(graph_.tensor(weight).dtype,
+                                context_.stack().memory);
 }
 
 DType ProgramBuilder::StateDType(TensorId weight) const {

@@ -124,10 +124,11 @@ TEST_F(TrainersTest, MegatronHasZero) {
             HasSubstr("--num-distributed-optimizer-instances 4")));
 }
 
-// 25 million gradients in bf16. Offloaded optimizers are distributed ones.
+// 12.5 million gradients, which are added up and reduced in fp32 whatever the
+// model is in. Offloaded optimizers are distributed ones.
 TEST_F(TrainersTest, MegatronHasBucketsAndOffload) {
   EXPECT_THAT(Megatron("bucket=50MB"),
-              HasSubstr("--overlap-grad-reduce --ddp-bucket-size 25000000"));
+              HasSubstr("--overlap-grad-reduce --ddp-bucket-size 12500000"));
   EXPECT_THAT(Megatron("offload=optimizer:host"),
               AllOf(HasSubstr("--use-distributed-optimizer"),
                     HasSubstr("--optimizer-cpu-offload "
@@ -182,7 +183,7 @@ TEST_F(TrainersTest, DeepSpeedHasZeroAndOffload) {
             "\"gradient_accumulation_steps\": 3, \"gradient_clipping\": 0.5, "
             "\"bf16\": {\"enabled\": true}, \"zero_optimization\": "
             "{\"stage\": 3, \"overlap_comm\": true, "
-            "\"reduce_bucket_size\": 25000000, \"mics_shard_size\": 8, "
+            "\"reduce_bucket_size\": 12500000, \"mics_shard_size\": 8, "
             "\"offload_optimizer\": {\"device\": \"cpu\", \"pin_memory\": "
             "true}, \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": "
             "\"/local_nvme\", \"pin_memory\": true}}}");
