@@ -19,8 +19,7 @@ namespace tessera {
 // The importer's row: a file whose name ends in ".onnx".
 bool IsOnnx(const std::string& path);
 
-// Operators that nodes may have, besides elementwise ones (docs/models.md) and
-// those that only compute constants.
+// Operators that nodes may have, besides those that only compute constants.
 struct OnnxOperator {
   std::string_view name;
   std::string_view summary;  // what becomes of it

@@ -326,6 +326,7 @@ Result<bool> Walk::WithNumberOfEachSample(const OnnxNode& node, size_t i) {
 }
 
 Result<void> Walk::Elementwise(const OnnxNode& node) {
+  if (node.inputs.size() > 2) return InvalidInput("has more than 2 operands");
   if (node.op == "Equal") {
     TESSERA_TRY(const bool marks, EqualToConstant(node));
     if (marks) return {};

@@ -29,35 +29,6 @@
 namespace tessera {
 namespace {
 
-// Elementwise ones, which are not rows of the importer's table.
-constexpr const char* kElementwise[] = {"Abs",
-                                        "Add",
-                                        "Cos",
-                                        "Div",
-                                        "Erf",
-                                        "Exp",
-                                        "Log",
-                                        "Mul",
-                                        "Neg",
-                                        "Pow",
-                                        "Relu",
-                                        "Sigmoid",
-                                        "Sin",
-                                        "Softplus",
-                                        "Sub",
-                                        "Sqrt",
-                                        "Reciprocal",
-                                        "Tanh",
-                                        "Equal",
-                                        "Less",
-                                        "LessOrEqual",
-                                        "Greater",
-                                        "GreaterOrEqual",
-                                        "And",
-                                        "Or",
-                                        "Xor",
-                                        "Not"};
-
 int Refuse(const Error& error) {
   std::cerr << error.ToString() << "\n";
   return 2;
@@ -176,7 +147,6 @@ int Run(const std::string& path, const std::string& folder, int64_t batch,
 
 int main(int argc, char** argv) {
   if (argc == 2 && std::string(argv[1]) == "--operators") {
-    for (const char* name : tessera::kElementwise) std::cout << name << "\n";
     for (const auto& op : tessera::OnnxOperators()) {
       std::cout << op.name << "\n";
     }
