@@ -54,16 +54,23 @@ class Offloader {
     if (none.memory.size() != sets_.size()) return std::nullopt;
     for (size_t s = 0; s < sets_.size(); ++s) lacks_[s] = Excess(none, s);
     if (std::ranges::max(lacks_) <= 0) return std::nullopt;
-    for (const bool gradients : {false, true}) {
+    // Gradients that wait on the host, too, leave more room for each state that
+    // does, but go there with each microbatch.
+    std::optional<FoundPlan> best;
+    for (const bool gradients : {true, false}) {
       if (stop_()) break;
       gradients_ = gradients;
       const std::vector<double> wanted = AsManyAsLack();
       if (wanted.empty()) continue;
       std::optional<FoundPlan> found = Priced(wanted, 0);
       if (found && !found->evaluation.feasible()) found = PartlyInFiles(wanted);
-      if (found && found->evaluation.feasible()) return found;
+      if (!found || !found->evaluation.feasible()) continue;
+      if (!best || Better(found->score(), best->score())) {
+        best = std::move(found);
+      }
+      if (plan_.microbatches == 1) break;
     }
-    return std::nullopt;
+    return best;
   }
 
  private:

@@ -550,8 +550,9 @@ class StartFinder {
       above = most;
       std::vector<std::optional<Score>> bounds(some.size());
       const auto late = After(end);
+      const auto halfway = HalfwayTo(end);  // the rest is for prices
       ForEach(threads_, some.size(), [&](size_t i) {
-        if (late()) return;
+        if (late() || halfway()) return;
         bounds[i] = objective_.BoundUniform(space_.index, some[i],
                                             Objective::Bound::kQuick);
       });
@@ -579,7 +580,7 @@ class StartFinder {
     std::optional<Score> than;
     if (!starts_.ranked.empty()) than = ScoreOfBest();
     const SweepResult swept = Sweep(space_, allowed_, strategies, count,
-                                    threads_, After(end), nullptr, than);
+                                    threads_, After(end), HalfwayTo(end), than);
     std::vector<Strategy> taken;
     for (size_t i = swept.best.size(); i-- > 0;) {
       taken.push_back(swept.best[i].strategy);
