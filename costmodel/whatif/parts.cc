@@ -92,7 +92,8 @@ Plan OnWhole(Plan plan, const Cluster& cluster, const ClusterSubset& part) {
 }  // namespace
 
 std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
-                                       int64_t global_batch, DType dtype) {
+                                       int64_t global_batch, DType dtype,
+                                       const std::vector<int>& degrees) {
   std::vector<ClusterSubset> parts;
   const size_t count = cluster.devices.size();
   std::set<int> types;
@@ -129,6 +130,10 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
     const int64_t of_sample = devices / std::gcd(devices, global_batch);
     return std::has_single_bit(static_cast<uint64_t>(of_sample));
   });
+  for (const int degree : degrees) {
+    if (static_cast<size_t>(degree) > count) continue;
+    add_most([&](int64_t devices) { return devices % degree == 0; });
+  }
   return parts;
 }
 
@@ -181,7 +186,8 @@ std::vector<Plan> PlansOnParts(const Graph& graph, const Cluster& cluster,
     return true;
   };
   const std::vector<ClusterSubset> likely =
-      LikelyParts(cluster, graph.global_batch, graph.dtype);
+      LikelyParts(cluster, graph.global_batch, graph.dtype,
+                  options.constraints.FixedDegrees());
   for (const ClusterSubset& part : likely) {
     if (clock.StoppedOrPast(1)) return plans;
     look_at(part, 1);

@@ -33,9 +33,11 @@ using ClusterSubset = std::vector<bool>;
 // The devices of each type, where there are several, and those of all types but
 // one, where there are more than two; and where the batch is no multiple of the
 // devices, of the fastest hosts the most that it is a multiple of, and the most
-// that are a power of two times what divides it.
+// that are a power of two times what divides it; and where the devices are no
+// multiple of one of `degrees`, the most that are.
 std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
-                                       int64_t global_batch, DType dtype);
+                                       int64_t global_batch, DType dtype,
+                                       const std::vector<int>& degrees = {});
 
 // The devices of half of the hosts, the fastest, of half of these, and so on to
 // one host; then half of its devices, and so on to one device.

@@ -250,6 +250,14 @@ int Constraints::MostFixed(std::string_view key) const {
   return most;
 }
 
+std::vector<int> Constraints::FixedDegrees() const {
+  std::set<int> degrees;
+  for (const Fixed& fixed : fixed_) {
+    if (HeldRows()[fixed.key].is_ways) degrees.insert(fixed.value);
+  }
+  return {degrees.begin(), degrees.end()};
+}
+
 bool Constraints::RuleOut(std::string_view name) const {
   return (subspace_ != nullptr && std::ranges::find(subspace_->lacks, name) !=
                                       subspace_->lacks.end()) ||

@@ -33,6 +33,9 @@ class Constraints {
   // The most ways that some operator is to be split by a key of FixKeys(), such
   // as "cp"; 1 where none is.
   int MostFixed(std::string_view key) const;
+  // All numbers of ways that operators are to be split by such a key, each
+  // once, ascending.
+  std::vector<int> FixedDegrees() const;
   // Whether they say that no plan may have what a row of Forbidden() names,
   // such as "pp". Where they do not, they may still allow none that has it.
   bool RuleOut(std::string_view name) const;

@@ -40,10 +40,11 @@ std::string Text(const ClusterSubset& part) {
 }
 
 TEST(LikelyParts, AreDevicesOfATypeAndWhatDividesTheBatch) {
-  const auto texts = [](const char* cluster, int64_t batch) {
+  const auto texts = [](const char* cluster, int64_t batch,
+                        const std::vector<int>& degrees = {}) {
     std::string all;
-    for (const ClusterSubset& part :
-         LikelyParts(MakeCluster(cluster).value(), batch, DType::kFloat32)) {
+    for (const ClusterSubset& part : LikelyParts(
+             MakeCluster(cluster).value(), batch, DType::kFloat32, degrees)) {
       all += Text(part) + " ";
     }
     return all;
@@ -53,6 +54,8 @@ TEST(LikelyParts, AreDevicesOfATypeAndWhatDividesTheBatch) {
   EXPECT_EQ(texts("dgx-h100:1x4", 1), "1000 ");
   // Pairs may share a sample: two pairs of six devices.
   EXPECT_EQ(texts("dgx-h100:1x6", 2), "110000 111100 ");
+  // Of eight devices six are a multiple of three, and five one of five.
+  EXPECT_EQ(texts("dgx-h100:1", 8, {2, 3, 5}), "11111100 11111000 ");
   EXPECT_EQ(texts("dgx-h100:1x2+titan-rtx-pair:1", 8), "1100 0011 ");
   EXPECT_EQ(texts("titan-rtx-pair:1+dgx-h100:1x2", 6), "1100 0011 1011 ");
   EXPECT_EQ(texts("dgx-h100:1x1+titan-rtx-pair:1x1+k80-fdr:1x1", 6),
@@ -282,6 +285,28 @@ TEST(PlansOnParts, KeepToConstraints) {
   };
   EXPECT_EQ(broken_of(options), 0);
   EXPECT_GT(broken_of({}), 0);
+}
+
+// Three ways divide no eight devices, nor any fewer that the batch asks for, but
+// six of them. A stage of ZeRO is no number of ways.
+TEST(PlansOnParts, HaveAsManyDevicesAsFixedWaysDivide) {
+  const Graph graph = Gpt2(8);
+  const Cluster cluster = MakeCluster("dgx-h100:1x8").value();
+  const SearchSpace space(graph, cluster);
+  PartOptions options;
+  options.constraints =
+      Constraints::Make(space.index, cluster,
+                        {.fix = {{"h.*.attn=tp:3"}, {"*=zero:2"}}})
+          .value();
+  EXPECT_EQ(options.constraints.FixedDegrees(), std::vector<int>{3});
+  const auto plans = PlansOnParts(graph, cluster, std::nullopt, 0, options);
+  ASSERT_FALSE(plans.empty());
+  EXPECT_EQ(options.constraints.Violations(space.index, cluster, plans[0]), 0);
+  size_t devices = 0;
+  for (const DeviceGroup& group : plans[0].groups) {
+    devices += group.devices.size();
+  }
+  EXPECT_EQ(devices, 6u);
 }
 
 // What takes all devices' time on half of them takes twice as long at least.
