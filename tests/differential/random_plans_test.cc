@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "tests/support/plan_check.h"
 #include "tests/support/searched_plans.h"
@@ -153,16 +155,22 @@ TEST(RandomModels, GeneralOperatorsAreSplit) {
   }
 }
 
-// Training falls: equal runs are not equal because nothing happens.
+// Training falls, of many models on average, as each step has other samples:
+// equal runs are not equal because nothing happens.
 TEST(RandomModels, LossesFall) {
   PlanChecker checker;
   Rng rng(3);
-  for (int i = 0; i < 5; ++i) {
+  double first = 0;
+  double last = 0;
+  for (int i = 0; i < 20; ++i) {
     const GraphSpec spec = RandomGraphSpec(rng);
-    const Trained& serial = checker.SerialOf(spec);
-    ASSERT_GT(serial.losses.size(), 1u);
-    EXPECT_LT(serial.losses.back(), serial.losses.front()) << ToText(spec);
+    const std::vector<double>& losses = checker.SerialOf(spec).losses;
+    ASSERT_GT(losses.size(), 1u);
+    EXPECT_TRUE(std::isfinite(losses.back())) << ToText(spec);
+    first += losses.front();
+    last += losses.back();
   }
+  EXPECT_LT(last, first);
 }
 
 TEST(Cases, TextGoesBack) {
