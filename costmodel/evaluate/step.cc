@@ -172,7 +172,8 @@ class Step {
     const GroupId peer = group_of_block_[static_cast<size_t>(peer_block)];
     const TensorId tensor =
         shape.tensors[static_cast<size_t>(transfer.port.tensor)];
-    const Port port = {transfer.port.kind, tensor, transfer.port.index};
+    const Port port = {transfer.port.kind, tensor, transfer.port.index,
+                       transfer.port.tile};
     links_of_.push_back(
         links_.Number({port, sends ? own : peer, sends ? peer : own}));
   }

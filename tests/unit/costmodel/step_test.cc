@@ -387,6 +387,50 @@ TEST(StepTest, UpdatesWaitForTheSumOfSquares) {
   }
 }
 
+// One stage. Each of three forwards takes 10 on stream 1, and is done with its
+// loss after 4: the losses end at 4, 14 and 24, what is carried at 10, 20 and
+// 30. A sum of squares ends at 5 on stream 0, where an update of 1000 follows.
+TEST(StepTest, AnUpdateWaitsForWhatItReads) {
+  Stage stage;
+  stage.streams.resize(2);
+  stage.carried = 1;
+  Stage::Chunk& chunk = stage.chunks.emplace_back();
+  StageFold& forward = chunk.forward;
+  forward.touched = {1};
+  forward.carries = {0};
+  forward.has_loss = true;
+  forward.matrix.row = {0, 1, 2, 3};
+  forward.matrix.entries = {{1, 10}, {1, 10}, {1, 4}};
+  chunk.backward.matrix.row = chunk.weight.matrix.row = {0};
+  for (auto& ends : stage.phase_ends) ends = {0};
+  stage.phase_ends[Stage::kNorm] = {1};
+  stage.phase_ends[Stage::kUpdate] = {2};
+  StageTask norm;
+  norm.duration = 5;
+  norm.sums_squares = true;
+  StageTask update;
+  update.duration = 1000;
+  update.last_wait = 1;
+  stage.tail.tasks = {norm, update};
+  stage.tail.waits = {0};
+  const StepStage part = {&stage, {0}, {0}};
+  const BlockShape block;
+  const GroupId group(0);
+  const PipelineShape shape = {1, 1, 3};
+  const auto order =
+      GlobalOrder(OrdersOf(**FindSchedule("gpipe"), shape), shape);
+  const auto end = [&](StageInput::Kind kind, Duration world_reduce) {
+    stage.tail.inputs = {{kind, 0, 0}};
+    return StepTime({&part, 1}, {&block, 1}, {&group, 1}, order, {},
+                    shape.microbatches, world_reduce)
+        .time.picoseconds;
+  };
+  EXPECT_EQ(end(StageInput::kLoss, {-1}), 24 + 1000);
+  EXPECT_EQ(end(StageInput::kLatest, {-1}), 30 + 1000);
+  EXPECT_EQ(end(StageInput::kSquareSum, {-1}), 5 + 1000);
+  EXPECT_EQ(end(StageInput::kSquareSum, {7}), 5 + 7 + 1000);
+}
+
 TEST(StepTest, SkippedPeriodsGiveThePeakOfWalkedOnes) {
   Rng rng(5);
   const auto draw = [&](MemoryElement& memory) {
