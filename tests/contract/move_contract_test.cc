@@ -542,7 +542,8 @@ TEST_P(MoveContract, BalancesWhereEqualLayersChangeTogether) {
   }
   const Graph attention = AttentionGraph(2, 4, 8, 4, 2, 16);
   const SearchSpace of_attention(attention, cluster);
-  for (const char* text : {"cp=4", "cp=2,cp-kind=ring"}) {
+  for (const char* text :
+       {"cp=4", "cp=2,cp-kind=ring", "cp=4,cp-kind=ring,cp-balance=zigzag"}) {
     Judge(move(), of_attention, Uniform(of_attention, text), /*folded=*/true,
           balance);
   }
