@@ -1,8 +1,10 @@
 #include "costmodel/evaluate/step_bound.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <span>
+#include <vector>
 
 #include "costmodel/fusion.h"
 #include "costmodel/source/cost_source.h"
@@ -149,14 +151,17 @@ LeastUpdate LeastUpdateOf(const Graph& graph, const Cluster& cluster,
   return least;
 }
 
-}  // namespace
+// What an operator takes at least on a device of each type, all shards
+// together.
+struct LeastWork {
+  std::vector<double> seconds;  // by device type
+  bool is_product = false;      // or attention
+};
 
-StepBound LowerBound(const Graph& graph, const Cluster& cluster,
-                     const TrainingOptions& options) {
+std::vector<LeastWork> LeastWorkOf(const Graph& graph, const Cluster& cluster) {
   const Stack& stack = cluster.stack;
   const std::vector<Fusion> fusion = FusionOf(graph, stack);
-  double products = 0;
-  double others = 0;
+  std::vector<LeastWork> work;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
     // Gradient sums follow the plan's layouts.
@@ -180,21 +185,77 @@ StepBound LowerBound(const Graph& graph, const Cluster& cluster,
     query.bytes = {static_cast<int64_t>(
         stack.kernel_traffic * fusion[i].traffic *
         static_cast<double>(CallBytes(*node.op, call).value))};
-    double least = std::numeric_limits<double>::infinity();
+    LeastWork& least = work.emplace_back();
     for (const DeviceType& device : cluster.device_types) {
-      least =
-          std::min(least, device.slowness * LeastSeconds(device, stack, query));
+      least.seconds.push_back(device.slowness *
+                              LeastSeconds(device, stack, query));
     }
-    (query.op_class == OpClass::kMemory ? others : products) += least;
+    least.is_product = query.op_class != OpClass::kMemory;
   }
+  return work;
+}
+
+// Seconds of all operators, each where it takes least, a second on a device of
+// a type counted as `worth` of it.
+struct Passes {
+  double products = 0;
+  double others = 0;
+};
+Passes PassesOf(const std::vector<LeastWork>& work,
+                const std::vector<double>& worth) {
+  Passes passes;
+  for (const LeastWork& of : work) {
+    double least = std::numeric_limits<double>::infinity();
+    for (size_t t = 0; t < worth.size(); ++t) {
+      least = std::min(least, worth[t] * of.seconds[t]);
+    }
+    (of.is_product ? passes.products : passes.others) += least;
+  }
+  return passes;
+}
+
+// By device type what a second there is worth: as much as the type is fast, by
+// the time of all operators, and 1 for the mean device.
+std::vector<double> WorthBySpeed(const Cluster& cluster,
+                                 const std::vector<LeastWork>& work) {
+  std::vector<double> worth(cluster.device_types.size(), 0);
+  for (const LeastWork& of : work) {
+    for (size_t t = 0; t < worth.size(); ++t) worth[t] += of.seconds[t];
+  }
+  double all = 0;
+  for (double& of : worth) of = 1 / of;
+  for (const Device& device : cluster.devices) {
+    all += worth[static_cast<size_t>(device.type)];
+  }
+  for (double& of : worth) {
+    of *= static_cast<double>(cluster.devices.size()) / all;
+  }
+  return worth;
+}
+
+}  // namespace
+
+StepBound LowerBound(const Graph& graph, const Cluster& cluster,
+                     const TrainingOptions& options) {
+  const std::vector<LeastWork> work = LeastWorkOf(graph, cluster);
   const auto devices = static_cast<double>(cluster.devices.size());
   const LeastUpdate update = LeastUpdateOf(graph, cluster, options);
-  const double passes = products + others;
-  const double seconds = std::max(
-      passes / devices, (passes + update.seconds) / (devices + update.hosts));
+  const Passes alike =
+      PassesOf(work, std::vector<double>(cluster.device_types.size(), 1));
+  const double with_update = (alike.products + alike.others + update.seconds) /
+                             (devices + update.hosts);
   StepBound bound;
+  double seconds = 0;
+  const auto at_least = [&](double least, const Passes& passes) {
+    if (!(least > seconds) || !std::isfinite(least)) return;
+    seconds = least;
+    bound.products = passes.products / (seconds * devices);
+  };
+  at_least((alike.products + alike.others) / devices, alike);
+  at_least(with_update, alike);
+  const Passes by_speed = PassesOf(work, WorthBySpeed(cluster, work));
+  at_least((by_speed.products + by_speed.others) / devices, by_speed);
   bound.step_time = {static_cast<int64_t>(seconds * 1e12 * (1 - 1e-9))};
-  bound.products = seconds > 0 ? products / (seconds * devices) : 0;
   // Parameters in the graph's type; moments are in fp32, and the parameters too
   // where they are narrower. (Of a factored moment nothing is counted: parts of
   // it are on several devices.)

@@ -8,7 +8,11 @@
 // that), and one between products no less than its bytes at the memory's
 // bandwidth. A device runs one kernel at a time, so of D devices one takes no
 // less than
-//   (sum over operators of the least over device types) / D.
+//   (sum over operators of the least over device types) / D,
+// and with any worth w of a second on a device of each type, 1 in the mean over
+// the D devices, no less than the same of the operators' worth: in a step of T
+// seconds all devices spend no more than the worth of D * T. The bound is the
+// largest of those with w = 1 and with w as each type is fast.
 //
 // Communication can be hidden behind compute, and a plan may do without almost
 // all of it (a pipeline sends activations only), so it adds nothing; nor does

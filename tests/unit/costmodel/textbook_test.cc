@@ -16,6 +16,8 @@
 #include "planner/io/importer.h"
 #include "planner/io/zoo.h"
 #include "planner/plan/strategy.h"
+#include "planner/search/search_space.h"
+#include "planner/search/uniform_strategies.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 #include "tests/support/small_models.h"
@@ -173,6 +175,47 @@ TEST(StepBound, IsWorkOverRate) {
               bound.step_time.seconds() * 3, 0.001 * bound.step_time.seconds());
   // Two weights of 512 * 1024 in fp32 with two moments each.
   EXPECT_EQ(bound.memory.value, 2 * 512 * 1024 * (4 + 8));
+}
+
+// Beside a device that is three times as slow one has a third less to do: 1 /
+// (1
+// + 1/3) of it. The work alone, where the optimizer's is little beside it.
+TEST(StepBound, CountsEachDeviceByItsSpeed) {
+  const Graph graph = testing::TwoLayerGraph(4096, 512, 1024);
+  const Cluster one = MakeCluster("local-cpu:1").value();
+  Cluster two = MakeCluster("local-cpu:2").value();
+  two.device_types.push_back(two.device_types[0]);
+  two.device_types[1].slowness = 3;
+  two.devices[1].type = 1;
+  const double alone = LowerBound(graph, one, {}).step_time.seconds();
+  const StepBound bound = LowerBound(graph, two, {});
+  EXPECT_NEAR(bound.step_time.seconds(), 0.75 * alone, 0.001 * alone);
+  EXPECT_GT(bound.products, 0.9);
+  EXPECT_LE(bound.products, 1);
+}
+
+// And of unlike devices all plans that a sweep finds take longer.
+TEST(StepBound, IsBelowEveryUniformPlanOfUnlikeDevices) {
+  const Cluster cluster =
+      MakeCluster("dgx-a100-80gb:1x2+dgx1-v100-32gb:1x2").value();
+  ImportOptions options;
+  options.global_batch = 8;
+  options.seq_len = 256;
+  options.dtype = DType::kFloat16;
+  const Graph graph =
+      Differentiate(ImportModel("zoo:gpt2", options).value()).value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Duration bound = LowerBound(graph, cluster, {}).step_time;
+  int priced = 0;
+  for (const Strategy& strategy : UniformStrategies(space)) {
+    const auto score =
+        evaluator.EvaluateUniform(space.index, cluster, strategy);
+    if (!score) continue;
+    ASSERT_LE(bound, score->step_time) << ToString(strategy);
+    if (++priced == 400) break;
+  }
+  EXPECT_GE(priced, 100);
 }
 
 // No plan is faster, whatever its operators: on one device each model of the
