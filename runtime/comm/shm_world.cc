@@ -54,17 +54,22 @@ Result<std::string> HostOf(int rank, Store& store, const std::string& prefix,
   const std::string key = Text(prefix, "host/", rank);
   const std::string who = Text("rank ", rank);
   bool late = false;
+  const Clock::time_point begin = Clock::now();
   auto host = store.Get(key, std::min(kPatience, Left(deadline)), who, late);
   if (late && Left(deadline) > Duration{}) {
     if (options.waiting) options.waiting(who);
     host = store.Get(key, Left(deadline), who, late);
   }
   if (!late) return host;
-  // The error names the rank by itself.
+  // The error names the rank by itself, and has the time of both waits.
   std::string why = host.error().message;
-  const std::string for_whom = " for " + who;
-  const size_t at = why.find(for_whom);
-  if (at != std::string::npos) why.erase(at, for_whom.size());
+  const std::string in_vain = Text(" s in vain for ", who);
+  if (const size_t at = why.find(in_vain); at != std::string::npos) {
+    const std::chrono::duration<double> waited =
+        std::chrono::round<std::chrono::milliseconds>(Clock::now() - begin);
+    why = Text("waited ", waited.count(), " s in vain",
+               why.substr(at + in_vain.size()));
+  }
   return RankHasNotCome(rank, why);
 }
 

@@ -504,6 +504,21 @@ TEST(ShmWorldTest, ARankThatDoesNotComeIsAnErrorAtOneDeadline) {
   rank1.join();
 }
 
+// After 5 s it is named; these count, too.
+TEST(ShmWorldTest, ARankThatWasNamedIsWaitedForSinceTheStart) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  StoreOptions options = LocalStore(socket, 0);
+  options.size = 2;
+  options.timeout = Duration::FromSeconds(5.5);
+  const auto store = Store::Open(options);
+  ASSERT_TRUE(store);
+  const auto world = MakeShmWorld(0, 2, **store);
+  ASSERT_FALSE(world);
+  EXPECT_THAT(world.error().message,
+              MatchesRegex("rank 1 has not come: waited [5-9][.0-9]* s in vain "
+                           "\\(the job's store is at .*"));
+}
+
 std::vector<int> ConnectAndSayNothing(int port, int connections) {
   std::vector<int> fds;
   for (int i = 0; i < connections; ++i) fds.push_back(Connected(port));
