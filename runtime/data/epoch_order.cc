@@ -38,8 +38,9 @@ Result<EpochOrder> EpochOrder::Of(uint64_t seed, int64_t all, int64_t held_out,
                                   const std::string& path) {
   if (all > held_out) return EpochOrder{seed, all - held_out};
   return InvalidInput("holds " + std::to_string(all) + " " +
-                          std::string(samples) + ", of which " +
-                          std::to_string(held_out) + " are held out",
+                          std::string(samples) + ": --validate-batches holds " +
+                          std::to_string(held_out) +
+                          " out, and none is left to train on",
                       path);
 }
 

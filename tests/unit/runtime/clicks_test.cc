@@ -129,7 +129,8 @@ TEST(Clicks, BadFiles) {
   EXPECT_THAT(Open(records, Options()).error().ToString(),
               HasSubstr("record 2 has the id 4 for table 1 of 4 rows"));
   EXPECT_THAT(Open(Records(2), Options(1)).error().ToString(),
-              HasSubstr("holds 2 samples, of which 2 are held out"));
+              HasSubstr("holds 2 samples: --validate-batches holds 2 out, and "
+                        "none is left to train on"));
   ClickOptions bags = Options();
   bags.bag = 3;
   EXPECT_THAT(Open(Records(2), bags).error().ToString(),

@@ -55,7 +55,8 @@ TEST(EpochOrder, TheLastAreHeldOut) {
   EXPECT_EQ(order.Validation(0), 5);
   EXPECT_EQ(order.Validation(1), 6);
   EXPECT_EQ(EpochOrder::Of(1, 2, 2, "rows", "f").error().ToString(),
-            "f: holds 2 rows, of which 2 are held out");
+            "f: holds 2 rows: --validate-batches holds 2 out, and none is left "
+            "to train on");
 }
 
 }  // namespace

@@ -226,7 +226,8 @@ TEST(Images, BadFiles) {
   EXPECT_THAT(Open(text, Options()).error().ToString(),
               HasSubstr("image 1 has the label 9: expected less than 4"));
   EXPECT_THAT(Open(Records(2), Options(1)).error().ToString(),
-              HasSubstr("holds 2 images, of which 2 are held out"));
+              HasSubstr("holds 2 images: --validate-batches holds 2 out, and "
+                        "none is left to train on"));
 }
 
 // Of 10,000 images every second one is looked at at first.
