@@ -105,6 +105,13 @@ std::string ZeroGroupText(const Strategy& strategy) {
 Result<void> ReadBucket(std::string_view value, Strategy& strategy) {
   constexpr double kMost = 1e15;  // no model has as many bytes
   const auto size = ParseAmount(value);
+  if (!size && !value.empty()) {
+    value.remove_prefix(
+        std::min(value.find_first_not_of("0123456789. "), value.size()));
+    constexpr std::array<std::string_view, 7> kUnits = {
+        "B", "kB", "MB", "GB", "KiB", "MiB", "GiB"};
+    return UnknownName("unit", value, kUnits);
+  }
   const bool is_size =
       size &&
       (size->dimension == Dimension::kBytes ||
