@@ -410,8 +410,9 @@ std::span<const Flag> Flags() {
       {"--again", "", "measure what the file has, too",
        SetTrue<&Options::again>},
       {"--nproc", "N",
-       "ranks, each a process of this host (default: run as many as the "
-       "plan or --cluster has, discover one for each core, profile on GPUs all "
+       "ranks, each a process of this host; run and profile have at most 64 "
+       "where they are on the CPU (default: run as many as the plan or "
+       "--cluster has, discover one for each core, profile on GPUs all "
        "that are there)",
        SetInteger<&Options::nproc, 1, 4096>},
       {"--nodes", "N", "hosts like this one (default: 1)",

@@ -36,8 +36,13 @@
 namespace tessera {
 namespace {
 
-// The ranks that the flags other than --nproc and --cluster ask for.
-Result<int> RanksOfPlan(const Options& options) {
+// The ranks that the flags other than --nproc and --cluster ask for, and what
+// asks for the last one.
+struct PlannedRanks {
+  int count = 1;
+  std::string where;
+};
+Result<PlannedRanks> RanksOfPlan(const Options& options) {
   if (options.strategy) {
     const auto strategy = ParseStrategy(*options.strategy);
     if (!strategy) return strategy.error().At("--strategy");
@@ -51,21 +56,26 @@ Result<int> RanksOfPlan(const Options& options) {
                             "--strategy");
       }
     }
-    return static_cast<int>(ranks);
+    return PlannedRanks{static_cast<int>(ranks), "--strategy"};
   }
-  if (options.plan.empty()) return 1;
+  PlannedRanks ranks;
+  if (options.plan.empty()) return ranks;
   // A plan names the parts of its model, so that is read first.
   Options model = options;
   model.plan.clear();
   TESSERA_TRY(const Inputs inputs, ReadInputs(model, "local-cpu:1"));
   TESSERA_TRY(const Plan plan, ReadPlan(options.plan, inputs.graph));
-  int last = 0;
-  for (const DeviceGroup& group : plan.groups) {
-    for (const DeviceId device : group.devices) {
-      last = std::max(last, device.value);
+  ranks.count = 0;
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    const std::vector<DeviceId>& devices = plan.groups[g].devices;
+    for (size_t d = 0; d < devices.size(); ++d) {
+      if (devices[d].value < ranks.count) continue;
+      ranks = {devices[d].value + 1, options.plan + ": groups[" +
+                                         std::to_string(g) + "].devices[" +
+                                         std::to_string(d) + "]"};
     }
   }
-  return last + 1;
+  return ranks;
 }
 
 Result<LearningRate> LearningRateOf(const Options& options) {
@@ -417,14 +427,17 @@ Result<void> ReadInputsForRanks(
     Job& job) {
   // 0 where nobody has said.
   int ranks = environment ? environment->size : options.nproc;
+  std::string where = "--nproc";
   if (ranks == 0 && options.cluster.empty()) {
-    TESSERA_TRY(ranks, RanksOfPlan(options));
+    TESSERA_TRY(const PlannedRanks planned, RanksOfPlan(options));
+    ranks = planned.count;
+    where = planned.where;
   }
   const bool one_host = !job.backend->gpu || job.backend->threads;
   if (one_host && ranks > kMostRanks) {
     return InvalidInput(std::to_string(ranks) + " ranks on one host: at most " +
                             std::to_string(kMostRanks),
-                        "--nproc");
+                        where);
   }
   const auto here = [&](int count) {
     return environment.value_or(LastRank(count));

@@ -68,6 +68,17 @@ drop_progress
   >/dev/null 2>"$work/stderr"
 grep -q "^tessera: warning: without work in this plan: rank 1$" \
   "$work/stderr" || fail "does not name the idle rank: $(cat "$work/stderr")"
+# Ranks that one host has not are those of whatever asks for them.
+python3 - "$work/plan.json" "$work/far.json" <<'END'
+import json, sys
+plan = json.load(open(sys.argv[1]))
+plan["groups"][0]["devices"] = [64]
+json.dump(plan, open(sys.argv[2], "w"))
+END
+fails 2 "far.json: groups\[0\].devices\[0\]: 65 ranks on one host: at most 64$" \
+  run "${training[@]}" --plan "$work/far.json"
+fails 2 "--strategy: 65 ranks on one host: at most 64$" \
+  run "${training[@]}" --strategy dp=65
 
 # A checkpoint goes on where it ended, under another plan.
 "$tessera" run "${training[@]}" --nproc 2 --save "$work/half.safetensors" \
