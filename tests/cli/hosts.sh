@@ -124,8 +124,9 @@ chmod +x "$work/srun"
 PATH="$work:$PATH" TESSERA=$tessera CHECKPOINT=$work/slurm.st BACKEND=cpu \
   MODEL="$examples/models/gpt2-tiny" DATA=$examples/data/gpl-3.txt \
   GLOBAL_BATCH=8 SEQ_LEN=16 PLAN=$work/plan.json STEPS=3 bash "$examples/launch/slurm.sbatch" \
-  >"$work/out" 2>&1 || fail "slurm.sbatch: $(cat "$work/out")"
+  --log "$work/slurm.jsonl" >"$work/out" 2>&1 || fail "slurm.sbatch: $(cat "$work/out")"
 [[ -s $work/slurm.st ]] || fail "no checkpoint of slurm.sbatch"
+[[ $(wc -l <"$work/slurm.jsonl") == 3 ]] || fail "no log of slurm.sbatch"
 
 # The PyTorchJob's command, in two pods.
 python3 -c 'import yaml' 2>/dev/null || exit 0
