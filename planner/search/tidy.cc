@@ -1,9 +1,12 @@
 #include "planner/search/tidy.h"
 
 #include <algorithm>
+#include <array>
+#include <compare>
 #include <functional>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -140,51 +143,74 @@ class Tidier {
     }
   }
 
-  // Operators of a block that are not split by the roles that most blocks of
-  // its group give the axes.
+  // Operators that are split otherwise than by the roles that most blocks of
+  // their group give the axes; of equal blocks those that are split alike.
   void MakeOperatorsUsual() {
-    std::vector<std::vector<std::pair<int, AxisRoles>>> roles(
-        plan_.groups.size());  // how many blocks have them, by group
-    std::vector<int> odd;      // blocks that have none
+    using Splits = std::pair<std::array<AxisSet, kMaxFactors>, AxisSet>;
+    const auto splits_of = [](const OpPlacement& op) {
+      return Splits(op.axes, op.streamed);
+    };
+    const auto usual = UsualRoles();
+    struct Odd {
+      int block_class = 0;
+      GroupId group;
+      size_t position = 0;  // in the block
+      Splits is;
+      Splits would_be;
+      auto operator<=>(const Odd&) const = default;
+    };
+    std::map<Odd, std::vector<NodeId>> odd;
+    for (int b = 0; b < static_cast<int>(index_.nodes_of_block.size()); ++b) {
+      const auto& nodes = index_.nodes_of_block[static_cast<size_t>(b)];
+      if (nodes.empty()) continue;
+      const GroupId group = GroupOfBlock(space_, plan_, b);
+      if (!usual[group.index()] || RolesOf(index_, plan_, b)) continue;
+      const auto placements =
+          PlacementsOf(space_, plan_, b, *usual[group.index()]);
+      for (size_t i = 0; i < nodes.size(); ++i) {
+        const Odd of = {index_.block_class[static_cast<size_t>(b)], group, i,
+                        splits_of(plan_.ops[nodes[i].index()]),
+                        splits_of(placements[i])};
+        if (of.is != of.would_be) odd[of].push_back(nodes[i]);
+      }
+    }
+    int offers = 0;
+    for (const auto& [of, nodes] : odd) {
+      if (++offers > kMostOffers) return;
+      Plan candidate = plan_;
+      for (NodeId node : nodes) {
+        OpPlacement& op = candidate.ops[node.index()];
+        std::tie(op.axes, op.streamed) = of.would_be;
+      }
+      Offer(std::move(candidate));
+    }
+  }
+
+  // By group those of most of its blocks that have roles, if any has.
+  std::vector<std::optional<AxisRoles>> UsualRoles() const {
+    std::vector<std::vector<std::pair<int, AxisRoles>>> counted(
+        plan_.groups.size());
     for (int b = 0; b < static_cast<int>(index_.nodes_of_block.size()); ++b) {
       if (index_.nodes_of_block[static_cast<size_t>(b)].empty()) continue;
-      const auto of_block = RolesOf(index_, plan_, b);
-      if (!of_block) {
-        odd.push_back(b);
-        continue;
-      }
-      auto& known = roles[GroupOfBlock(space_, plan_, b).index()];
-      const auto at = std::ranges::find(known, *of_block,
-                                        &std::pair<int, AxisRoles>::second);
+      const auto roles = RolesOf(index_, plan_, b);
+      if (!roles) continue;
+      auto& known = counted[GroupOfBlock(space_, plan_, b).index()];
+      const auto at =
+          std::ranges::find(known, *roles, &std::pair<int, AxisRoles>::second);
       if (at == known.end()) {
-        known.emplace_back(1, *of_block);
+        known.emplace_back(1, *roles);
       } else {
         ++at->first;
       }
     }
-    int offers = 0;
-    for (const int b : odd) {
-      const auto& known = roles[GroupOfBlock(space_, plan_, b).index()];
-      if (known.empty()) continue;
-      const AxisRoles usual =
-          std::ranges::max_element(known, {}, &std::pair<int, AxisRoles>::first)
-              ->second;
-      const auto& nodes = index_.nodes_of_block[static_cast<size_t>(b)];
-      const auto placements = PlacementsOf(space_, plan_, b, usual);
-      for (size_t i = 0; i < nodes.size(); ++i) {
-        const OpPlacement& op = plan_.ops[nodes[i].index()];
-        if (std::tie(op.axes, op.streamed) ==
-            std::tie(placements[i].axes, placements[i].streamed)) {
-          continue;
-        }
-        if (++offers > kMostOffers) return;
-        Plan candidate = plan_;
-        OpPlacement& changed = candidate.ops[nodes[i].index()];
-        changed.axes = placements[i].axes;
-        changed.streamed = placements[i].streamed;
-        Offer(std::move(candidate));
-      }
+    std::vector<std::optional<AxisRoles>> usual;
+    for (const auto& known : counted) {
+      const auto most = std::ranges::max_element(
+          known, {}, &std::pair<int, AxisRoles>::first);
+      usual.push_back(most == known.end() ? std::nullopt
+                                          : std::optional(most->second));
     }
+    return usual;
   }
 
   // Of all operators, then of those of equal blocks.
