@@ -311,21 +311,22 @@ Json ExplainJson(const Inputs& inputs, const Plan& plan, const Explanation& e) {
     nearest.Set("strategy", ToString(*e.nearest));
     json.Set("nearest_uniform", std::move(nearest));
   }
-  json.Set(
-      "decisions", Json::ArrayOf(e.decisions, [](const Decision& d) {
-        return Json::Object(
-            {{"decision", d.name},
-             {"chosen", d.chosen},
-             {"alternatives",
-              Json::ArrayOf(d.alternatives,
-                            [](const Alternative& a) {
-                              Json other = Json::Object({{"choice", a.choice}});
-                              other.Extend(ScoreJson(a.score));
-                              return other.Set("strategy",
-                                               ToString(a.strategy));
-                            })},
-             {"invalid", d.invalid}});
-      }));
+  json.Set("decisions", Json::ArrayOf(e.decisions, [](const Decision& d) {
+             return Json::Object(
+                 {{"decision", d.name},
+                  {"chosen", d.chosen},
+                  {"alternatives",
+                   Json::ArrayOf(d.alternatives,
+                                 [](const Alternative& a) {
+                                   Json other =
+                                       Json::Object({{"choice", a.choice},
+                                                     {"with", a.with}});
+                                   other.Extend(ScoreJson(a.score));
+                                   return other.Set("strategy",
+                                                    ToString(a.strategy));
+                                 })},
+                  {"invalid", d.invalid}});
+           }));
   json.Set("neighbours", Json::ArrayOf(e.neighbours, [&](const Neighbour& n) {
              Json other = Json::Object(
                  {{"move", n.move->name}, {"candidates", n.candidates}});

@@ -65,7 +65,7 @@ Result<PlannedRanks> RanksOfPlan(const Options& options) {
   model.plan.clear();
   TESSERA_TRY(const Inputs inputs, ReadInputs(model, "local-cpu:1"));
   TESSERA_TRY(const Plan plan, ReadPlan(options.plan, inputs.graph));
-  ranks.count = 0;
+  ranks.count = 1;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const std::vector<DeviceId>& devices = plan.groups[g].devices;
     for (size_t d = 0; d < devices.size(); ++d) {

@@ -307,8 +307,9 @@ std::vector<Answer> AnswersOf(const Advice& advice, const SearchSpace& space,
       answer.name = NameOf(approach, best->strategy);
       answer.strategy = ToString(best->strategy);
     } else if (auto ragged = RaggedOf(approach, space, evaluator, stop)) {
-      answer.strategy = ToString(RoughStrategy(space.index, ragged->plan)) +
-                        ", samples shared unevenly";
+      Strategy rough = RoughStrategy(space.index, ragged->plan);
+      rough.by_speed = false;
+      answer.strategy = ToString(rough) + ", samples shared unevenly";
       answer.best = std::move(ragged);
     } else if (!stop()) {
       answer.impossible = WhyNone(approach, space);

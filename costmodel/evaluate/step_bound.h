@@ -12,11 +12,12 @@
 // and with any worth w of a second on a device of each type, 1 in the mean over
 // the D devices, no less than the same of the operators' worth: in a step of T
 // seconds all devices spend no more than the worth of D * T. The bound is the
-// largest of those with w = 1 and with w as each type is fast.
+// largest of those with w = 1 and with w as each type is fast, and of the first
+// with the optimizer's step, as much of whose traffic as the hosts' memory can
+// carry meanwhile is theirs.
 //
 // Communication can be hidden behind compute, and a plan may do without almost
-// all of it (a pipeline sends activations only), so it adds nothing; nor does
-// the optimizer, which hosts can run.
+// all of it (a pipeline sends activations only), so it adds nothing.
 //
 // Functions without state; thread-safe.
 

@@ -130,10 +130,18 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
     const int64_t of_sample = devices / std::gcd(devices, global_batch);
     return std::has_single_bit(static_cast<uint64_t>(of_sample));
   });
+  // Of all that are fixed, or else of each.
+  int64_t all = 1;
   for (const int degree : degrees) {
-    if (static_cast<size_t>(degree) > count) continue;
-    add_most([&](int64_t devices) { return devices % degree == 0; });
+    all = std::lcm(all, int64_t{degree});
+    if (all > std::ssize(cluster.devices)) break;
   }
+  const auto add_multiple = [&](int64_t of) {
+    if (of > std::ssize(cluster.devices)) return;
+    add_most([&](int64_t devices) { return devices % of == 0; });
+  };
+  add_multiple(all);
+  for (const int degree : degrees) add_multiple(degree);
   return parts;
 }
 

@@ -223,7 +223,8 @@ Result<bool> Walk::EqualToConstant(const OnnxNode& node) {
         !(std::abs(*uniform) <= kMostElements) || ids.dims.empty()) {
       return misfit();
     }
-    TESSERA_TRY(ids, Marks(node, std::move(ids), ids.dims.size() - 1,
+    const size_t last = ids.dims.size() - 1;
+    TESSERA_TRY(ids, Marks(node, std::move(ids), last,
                            static_cast<int64_t>(*uniform), 1));
     Set(node, ActivationValue(std::move(ids)));
     return true;

@@ -406,8 +406,9 @@ Result<Dim> Walk::ChannelsFor(const OnnxNode& node, Activation& x,
   };
   if (x.dims[1].size() > 1 && !fits(x.dims[1])) {  // a neighbour's groups
     TESSERA_TRY(x, Merged(node, std::move(x), 1));
-    TESSERA_TRY(x, WithDim(node, std::move(x), 1, 1, AtomOf(node, "groups"),
-                           x.dims[1][0].extent, 'c'));
+    const int64_t all = x.dims[1][0].extent;
+    TESSERA_TRY(
+        x, WithDim(node, std::move(x), 1, 1, AtomOf(node, "groups"), all, 'c'));
   }
   if (x.dims[1].size() == 1) {
     const Atom whole = x.dims[1][0];

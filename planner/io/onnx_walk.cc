@@ -752,10 +752,8 @@ Result<void> Walk::Map(const OnnxNode& node) {
     if (node.inputs.empty()) return InvalidInput("has no operands");
     return (this->*row.handler)(node);
   }
-  const bool elementwise = ApplyOnnx(node.op, 1, 1, true).has_value();
-  if (elementwise && (node.inputs.size() == 1 || node.inputs.size() == 2)) {
-    return Elementwise(node);
-  }
+  // Floor, Ceil and Mod: parts of what no operator computes alone.
+  if (OnnxFunctionOf(node.op, true) != nullptr) return Elementwise(node);
   return NotMapped(node.op);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -105,12 +106,16 @@ std::string ZeroGroupText(const Strategy& strategy) {
 Result<void> ReadBucket(std::string_view value, Strategy& strategy) {
   constexpr double kMost = 1e15;  // no model has as many bytes
   const auto size = ParseAmount(value);
-  if (!size && !value.empty()) {
-    value.remove_prefix(
-        std::min(value.find_first_not_of("0123456789. "), value.size()));
-    constexpr std::array<std::string_view, 7> kUnits = {
-        "B", "kB", "MB", "GB", "KiB", "MiB", "GiB"};
-    return UnknownName("unit", value, kUnits);
+  const auto letter = [](char c) {
+    return std::isalpha(static_cast<unsigned char>(c)) != 0;
+  };
+  const auto end =
+      std::ranges::find_if_not(value.rbegin(), value.rend(), letter);
+  const std::string_view unit(end.base(), value.end());
+  if (!size && !unit.empty() && unit != value) {
+    constexpr std::array<std::string_view, 9> kUnits = {
+        "B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"};
+    return UnknownName("unit", unit, kUnits);
   }
   const bool is_size =
       size &&

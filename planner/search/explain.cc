@@ -9,6 +9,7 @@
 #include "planner/plan/recompute.h"
 #include "planner/plan/strategy_groups.h"
 #include "planner/plan/strategy_text.h"
+#include "planner/plan/used_part.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/adapt.h"
 #include "planner/search/idle_in_plan.h"
@@ -339,6 +340,8 @@ bool IsSamePlan(const SearchSpace& space, const DecisionRow& row,
   if (row.others != Sized && own.mbs != other.mbs) {
     same.mbs = other.mbs;
     same = WithSchedule(space, std::move(same));
+    // So many microbatches do not run what was chosen.
+    if (row.choice(same) != row.choice(own)) return false;
   }
   const auto plan = PlanFromStrategy(space.index, *space.cluster, same);
   return plan &&
@@ -357,23 +360,16 @@ std::string WithText(const DecisionRow& row, const Strategy& own,
   if (row.others != OtherSequence && other.sp && !own.sp) {
     AppendTo(text, ", ", "sp");
   }
+  if (row.others != OtherSchedule && own.pp > 1 && other.pp > 1 &&
+      ScheduleText(other) != ScheduleText(own)) {
+    AppendTo(text, ", ", ScheduleText(other));
+  }
   if (row.others != OtherZero && other.zero > 0 &&
       other.zero_group != own.zero_group) {
     AppendTo(text, ", ",
              other.zero_group == 0 ? "ZeRO over all" : "ZeRO within nodes");
   }
   return text;
-}
-
-// Without what changes nothing of its plan, as --strategy takes it.
-Strategy WithoutIdle(const SearchSpace& space, Strategy strategy) {
-  const Plan plan =
-      PlanFromStrategy(space.index, *space.cluster, strategy).value();
-  while (const auto idle =
-             FirstIdleIn(space.index, *space.cluster, strategy, plan)) {
-    idle->drop(strategy);
-  }
-  return strategy;
 }
 
 }  // namespace
@@ -390,6 +386,7 @@ std::vector<Decision> DecisionsOf(
     if (stop && stop()) break;
     if (!IsAsked(row, strategy, feasible)) continue;
     Decision decision = {row.name, row.choice(strategy), {}, 0};
+    std::vector<Plan> plans;  // of the alternatives
     for (auto& [choice, list] : ChoicesOf(row, space, strategy)) {
       const auto swept = [&] {
         return Sweep(space, objective, list, 1, threads, stop).best;
@@ -403,7 +400,15 @@ std::vector<Decision> DecisionsOf(
       }
       if (stop && stop()) return decisions;
       if (best.empty()) continue;
-      const Strategy other = WithoutIdle(space, best[0].strategy);
+      const Strategy other =
+          WithoutIdle(space.index, *space.cluster, best[0].strategy);
+      // ZeRO within nodes is ZeRO where all copies are on one.
+      Plan plan = PlanFromStrategy(space.index, *space.cluster, other).value();
+      const bool known = std::ranges::any_of(plans, [&](const Plan& before) {
+        return SameUpToNames(before, plan);
+      });
+      if (known) continue;
+      plans.push_back(std::move(plan));
       decision.alternatives.push_back(
           {choice, WithText(row, strategy, other), other, best[0].score});
     }
@@ -534,7 +539,7 @@ std::string PartlyOffloadedText(const GraphIndex& index, const Plan& plan) {
 }  // namespace
 
 std::string TextbookName(const SearchSpace& space, const Plan& plan) {
-  const auto exact = UniformStrategy(space.index, *space.cluster, plan);
+  const auto exact = StrategyOnPart(space.index, *space.cluster, plan);
   const Strategy s = exact ? *exact : RoughStrategy(space.index, plan);
   const auto in_brackets = [](int n) { return " (" + std::to_string(n) + ")"; };
   // Where the ranks of a dimension lie: whether its outermost neighbour is on

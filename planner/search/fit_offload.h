@@ -20,8 +20,9 @@ namespace tessera {
 
 // `plan` with the optimizer states of some weights on the host, of so few
 // elements as each device set that lacks memory needs, and their gradients
-// besides where that is faster. What the host has no room for is in files. Nothing where that does not make it fit, and perhaps where `stop` says
-// so. REQUIRES: it is canonical.
+// besides where that is faster. What the host has no room for is in files.
+// Nothing where that does not make it fit, and perhaps where `stop` says so.
+// REQUIRES: it is canonical.
 std::optional<FoundPlan> FitByOffloading(const SearchSpace& space,
                                          const Objective& objective,
                                          const Plan& plan,

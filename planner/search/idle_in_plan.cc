@@ -1,5 +1,8 @@
 #include "planner/search/idle_in_plan.h"
 
+#include <string>
+#include <vector>
+
 #include "planner/search/search_space.h"
 
 namespace tessera {
@@ -30,6 +33,17 @@ std::optional<IdleKey> FirstIdleIn(const GraphIndex& index,
     if (other && SameUpToNames(plan, *other)) return key;
   }
   return std::nullopt;
+}
+
+Strategy WithoutIdle(const GraphIndex& index, const Cluster& cluster,
+                     Strategy strategy) {
+  std::vector<std::string> notes;
+  strategy = WithoutIdleKeys(index, cluster, strategy, notes);
+  const Plan plan = PlanFromStrategy(index, cluster, strategy).value();
+  while (const auto idle = FirstIdleIn(index, cluster, strategy, plan)) {
+    idle->drop(strategy);
+  }
+  return strategy;
 }
 
 }  // namespace tessera

@@ -20,4 +20,9 @@ std::optional<IdleKey> FirstIdleIn(const GraphIndex& index,
                                    const Cluster& cluster,
                                    const Strategy& strategy, const Plan& plan);
 
+// `strategy` without what changes nothing of its plan, as --strategy takes it.
+// REQUIRES: it gives a plan.
+Strategy WithoutIdle(const GraphIndex& index, const Cluster& cluster,
+                     Strategy strategy);
+
 }  // namespace tessera

@@ -412,9 +412,9 @@ Result<SearchResult> Search(const SearchSpace& space,
     return clock.Stopped() || clock.Past(1, longest);
   };
   best = walk.best();
-  TakeTidied(space, objective, stop, best);
   std::vector<FoundPlan> others =
       OthersOf(walk, objective, stop, std::move(starts.priced), best);
+  TakeTidied(space, objective, stop, best);
   result.best = best.plan;
   result.evaluation = best.evaluation;
   result.candidates =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <iterator>
@@ -180,7 +181,7 @@ class StartFinder {
     Repair();
     Offload(kOffloadEnd);
     if (starts_.ranked.empty()) {
-      return NothingValid(space_, !clock_.Past(kOffloadEnd));
+      return NothingValid(space_, !offloads_cut_ && !clock_.Past(kOffloadEnd));
     }
     return std::move(starts_);
   }
@@ -552,7 +553,10 @@ class StartFinder {
       const auto late = After(end);
       const auto halfway = HalfwayTo(end);  // the rest is for prices
       ForEach(threads_, some.size(), [&](size_t i) {
-        if (late() || halfway()) return;
+        if (late() || halfway()) {
+          offloads_cut_ = true;
+          return;
+        }
         bounds[i] = objective_.BoundUniform(space_.index, some[i],
                                             Objective::Bound::kQuick);
       });
@@ -602,6 +606,8 @@ class StartFinder {
   std::vector<Strategy> uniform_;
   Starts starts_;
   Score best_;  // of the baselines, as far as is reported
+  // What offloads was not all looked at, for want of time.
+  std::atomic<bool> offloads_cut_ = false;
   std::mutex reporting_;
   double reported_ = 0;
 };

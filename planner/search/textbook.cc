@@ -8,6 +8,7 @@
 #include "planner/base/table.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/validate.h"
+#include "planner/search/idle_in_plan.h"
 #include "planner/search/ragged.h"
 #include "planner/search/uniform_strategies.h"
 
@@ -310,6 +311,7 @@ std::optional<Candidate> BestOf(const Approach& approach,
        Sweep(space, objective, strategies, count, threads, stop).best) {
     if (full.score.feasible) TryFewer(space, objective, full, stop, best);
   }
+  best.strategy = WithoutIdle(space.index, *space.cluster, best.strategy);
   return best;
 }
 

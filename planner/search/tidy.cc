@@ -7,6 +7,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -45,10 +46,12 @@ class Tidier {
 
   int Run() {
     MakeBlocksAlike();
-    MakeOperatorsUsual();
+    MakeCutsAlike();
+    DropWhole();
+    // What may take many evaluations.
     DropRecomputation();
     MakeCutsUsual();
-    DropTheRest();
+    MakeOperatorsUsual();
     return evaluations_;
   }
 
@@ -146,6 +149,7 @@ class Tidier {
   // Operators that are split otherwise than by the roles that most blocks of
   // their group give the axes; of equal blocks those that are split alike.
   void MakeOperatorsUsual() {
+    if (Stopped()) return;
     using Splits = std::pair<std::array<AxisSet, kMaxFactors>, AxisSet>;
     const auto splits_of = [](const OpPlacement& op) {
       return Splits(op.axes, op.streamed);
@@ -165,6 +169,12 @@ class Tidier {
       if (nodes.empty()) continue;
       const GroupId group = GroupOfBlock(space_, plan_, b);
       if (!usual[group.index()] || RolesOf(index_, plan_, b)) continue;
+      // Not where branches are on groups of their own.
+      if (std::ranges::any_of(nodes, [&](NodeId node) {
+            return plan_.ops[node.index()].group != group;
+          })) {
+        continue;
+      }
       const auto placements =
           PlacementsOf(space_, plan_, b, *usual[group.index()]);
       for (size_t i = 0; i < nodes.size(); ++i) {
@@ -176,7 +186,7 @@ class Tidier {
     }
     int offers = 0;
     for (const auto& [of, nodes] : odd) {
-      if (++offers > kMostOffers) return;
+      if (++offers > kMostOffers || Stopped()) return;
       Plan candidate = plan_;
       for (NodeId node : nodes) {
         OpPlacement& op = candidate.ops[node.index()];
@@ -215,6 +225,7 @@ class Tidier {
 
   // Of all operators, then of those of equal blocks.
   void DropRecomputation() {
+    if (Stopped()) return;
     const auto without = [&](const std::vector<NodeId>& nodes) {
       Plan candidate = plan_;
       for (NodeId node : nodes) candidate.ops[node.index()].recompute = false;
@@ -239,31 +250,10 @@ class Tidier {
     });
   }
 
-  // ZeRO's cuts as most parameters have them, or none; and then of all weights
-  // alike.
-  void MakeCutsUsual() {
-    using Cut = std::pair<int, AxisSet>;
-    const auto cut_of = [](const WeightPlacement& weight) {
-      return Cut(weight.zero_stage, weight.zero_axes);
-    };
-    std::map<Cut, int64_t> parameters;
-    for (size_t w = 0; w < plan_.weights.size(); ++w) {
-      parameters[cut_of(plan_.weights[w])] += index_.weights[w].elements;
-    }
-    std::vector<std::pair<int64_t, Cut>> cuts;
-    for (const auto& [cut, count] : parameters) cuts.emplace_back(count, cut);
-    std::ranges::sort(cuts);
-    for (const auto& [count, cut] : cuts) {
-      for (const Cut& other : {cuts.back().second, Cut(0, 0)}) {
-        Plan candidate = plan_;
-        for (WeightPlacement& weight : candidate.weights) {
-          if (cut_of(weight) != cut) continue;
-          std::tie(weight.zero_stage, weight.zero_axes) = other;
-        }
-        if (Offer(std::move(candidate))) break;
-      }
-    }
+  // Of all weights ZeRO-1, or none.
+  void MakeCutsAlike() {
     for (int stage : {1, 0}) {
+      if (Stopped()) return;
       Plan candidate = plan_;
       for (WeightPlacement& weight : candidate.weights) {
         weight.zero_stage = stage;
@@ -272,16 +262,64 @@ class Tidier {
     }
   }
 
-  // What the walk changed for nothing.
-  void DropTheRest() {
+  // ZeRO's cuts as most parameters have them, or none.
+  void MakeCutsUsual() {
+    using Cut = std::pair<int, bool>;  // stage, and whether within nodes only
+    const auto cuts_now = [&] {
+      const std::vector<bool> within = CutWithinNode(space_, plan_);
+      std::vector<Cut> cuts;
+      for (size_t w = 0; w < within.size(); ++w) {
+        cuts.emplace_back(plan_.weights[w].zero_stage, within[w]);
+      }
+      return cuts;
+    };
+    if (Stopped()) return;
+    std::map<Cut, int64_t> parameters;
+    const std::vector<Cut> cuts = cuts_now();
+    for (size_t w = 0; w < cuts.size(); ++w) {
+      parameters[cuts[w]] += index_.weights[w].elements;
+    }
+    const Cut usual =
+        std::ranges::max_element(parameters, {}, [](const auto& c) {
+          return c.second;
+        })->first;
+    for (const auto& [cut, count] : parameters) {
+      if (cut == usual) continue;
+      for (const Cut& other :
+           std::set<Cut, std::greater<>>{usual, {0, false}}) {
+        if (other == cut || OfferCut(cuts_now(), cut, other)) break;
+      }
+    }
+  }
+  // Gives the weights that have one cut another, as far as they may have it.
+  template <typename Cut>
+  bool OfferCut(const std::vector<Cut>& cuts, const Cut& from, const Cut& to) {
+    if (Stopped()) return false;
     Plan candidate = plan_;
-    candidate.bucket_bytes = Plan().bucket_bytes;
-    candidate.prefetch = Plan().prefetch;
-    candidate.zigzag = Plan().zigzag;
-    Offer(std::move(candidate));
-    candidate = plan_;
-    for (OpPlacement& op : candidate.ops) op.tiles = 1;
-    Offer(std::move(candidate));
+    std::vector<bool> within;
+    for (size_t w = 0; w < cuts.size(); ++w) {
+      const Cut& cut = cuts[w] == from ? to : cuts[w];
+      within.push_back(cut.second);
+      candidate.weights[w].zero_stage =
+          HighestZeroStage(index_, plan_, w, cut.first);
+    }
+    return SetCuts(space_, within, candidate) && Offer(std::move(candidate));
+  }
+
+  // What the walk changed of the whole plan.
+  void DropWhole() {
+    const auto offer = [&](const auto& change) {
+      if (Stopped()) return;
+      Plan candidate = plan_;
+      change(candidate);
+      Offer(std::move(candidate));
+    };
+    offer([](Plan& plan) { plan.bucket_bytes = Plan().bucket_bytes; });
+    offer([](Plan& plan) { plan.prefetch = Plan().prefetch; });
+    offer([](Plan& plan) { plan.zigzag = Plan().zigzag; });
+    offer([](Plan& plan) {
+      for (OpPlacement& op : plan.ops) op.tiles = 1;
+    });
   }
 
   // Asks no more once it was told.

@@ -25,7 +25,8 @@ GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block);
 // How far a change reaches, of `count` reaches of which the first is one block
 // or weight alone. Symmetric: uniform, without the first where the walk is
 // folded. Only which layers run again ("recompute") is drawn without this, so
-// that a folded walk too finds stages whose memory suffices but for some layers.
+// that a folded walk too finds stages whose memory suffices but for some
+// layers.
 uint32_t DrawReach(const Draft& draft, uint32_t count, Rng& rng);
 
 // That, of the first `count` scopes.

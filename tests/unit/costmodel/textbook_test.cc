@@ -177,9 +177,9 @@ TEST(StepBound, IsWorkOverRate) {
   EXPECT_EQ(bound.memory.value, 2 * 512 * 1024 * (4 + 8));
 }
 
-// Beside a device that is three times as slow one has a third less to do: 1 /
-// (1
-// + 1/3) of it. The work alone, where the optimizer's is little beside it.
+// Beside a device that is three times as slow one has 3/4 of the work: of W it
+// does 0.75 W while the other does a third as much, 0.25 W. The work alone,
+// where the optimizer's is little beside it.
 TEST(StepBound, CountsEachDeviceByItsSpeed) {
   const Graph graph = testing::TwoLayerGraph(4096, 512, 1024);
   const Cluster one = MakeCluster("local-cpu:1").value();

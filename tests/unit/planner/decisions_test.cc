@@ -10,6 +10,7 @@
 
 #include "planner/base/check.h"
 #include "planner/plan/strategy.h"
+#include "planner/schedule/action_table.h"
 #include "planner/search/explain.h"
 #include "planner/search/search_space.h"
 #include "planner/topology/topologies.h"
@@ -70,12 +71,42 @@ TEST(Decisions, CountChoicesThatDoNotDivideTheBatch) {
   EXPECT_EQ(tensor.invalid, 1);
 }
 
+// A picosecond for each microbatch.
+class MicrobatchesObjective : public Objective {
+ public:
+  Evaluation Evaluate(const Plan& plan) const override {
+    Evaluation evaluation;
+    evaluation.step_time = {1'000 + plan.microbatches};
+    return evaluation;
+  }
+};
+
+// A table is of two microbatches: of one 1f1b is another plan, and the best.
+TEST(Decisions, HaveSchedulesWhereTheChosenOneDoesNotRun) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = MakeCluster("local-cpu:2").value();
+  const SearchSpace space(graph, cluster);
+  Strategy table = ParseStrategy("dp=1,pp=2,mbs=4").value();
+  table.schedule = "table";
+  table.actions = ParseActionTable("F0 F1 B0 B1\nF0 B0 F1 B1\n").value();
+  const Decision schedule =
+      Named(DecisionsOf(space, MicrobatchesObjective(), table, 1, nullptr),
+            "schedule");
+  const auto plain =
+      std::ranges::find_if(schedule.alternatives, [](const Alternative& other) {
+        return other.strategy.schedule == "1f1b";
+      });
+  ASSERT_NE(plain, schedule.alternatives.end());
+  EXPECT_EQ(plain->strategy.mbs, 8);
+}
+
 // What is the same plan but for the microbatch is no other choice: on 8 devices
 // of two types a single sample is shared alike by speed and equally.
 TEST(Decisions, AreNoOtherWordsForTheMicrobatch) {
   const Graph graph = MlpGraph(4, 16, 4, 8, 16, 32);
   const Cluster cluster = MakeCluster("dgx-h100:1x4+dgx-a100-80gb:1x4").value();
   const SearchSpace space(graph, cluster);
+  int compared = 0;
   for (const char* text :
        {"dp=8,mbs=1,zero=1,balance=speed", "pp=2,dp=4,mbs=1,zero=1"}) {
     const Strategy own = ParseStrategy(text).value();
@@ -90,8 +121,24 @@ TEST(Decisions, AreNoOtherWordsForTheMicrobatch) {
             *plan,
             PlanFromStrategy(space.index, cluster, other.strategy).value()))
             << decision.name << ": " << other.choice;
+        ++compared;
       }
     }
+  }
+  EXPECT_GT(compared, 0);
+}
+
+// Pipelines of four stages on four hosts: the copies of a stage are on one, and
+// a cut of them within nodes is the cut.
+TEST(Decisions, NameAPlanOnce) {
+  const Graph graph = MlpGraph(4, 16, 4, 8, 16, 32);
+  const Cluster cluster = MakeCluster("dgx-h100:4x2").value();
+  const SearchSpace space(graph, cluster);
+  const Decision zero =
+      Named(Decisions(space, "dp=2,pp=4,mbs=2,zero=1"), "ZeRO");
+  EXPECT_EQ(zero.alternatives.size(), 3U);  // none, ZeRO-2 and ZeRO-3
+  for (const Alternative& other : zero.alternatives) {
+    EXPECT_EQ(other.choice.find("within"), std::string::npos) << other.choice;
   }
 }
 

@@ -832,6 +832,50 @@ TEST(Tidy, TakesBackWhatWasChangedForNothing) {
   EXPECT_TRUE(SameUpToNames(drifted, uniform));
 }
 
+// Of the third layer's weights the cut at stage 3 saves time; all else is
+// equal.
+class CutObjective : public Objective {
+ public:
+  explicit CutObjective(const SearchSpace& space) : space_(space) {}
+  Evaluation Evaluate(const Plan& plan) const override {
+    Evaluation evaluation;
+    evaluation.step_time = {1'000};
+    for (const size_t w : space_.weights_of_block[3]) {
+      if (plan.weights[w].zero_stage == 3) evaluation.step_time += Duration{-1};
+    }
+    return evaluation;
+  }
+
+ private:
+  const SearchSpace& space_;
+};
+
+// Its like get what the third layer gains by; then most weights have that, and
+// those of the table and the head get it, too.
+TEST(Tidy, CutsAsMostWeightsAreCut) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const Plan uniform = Uniform(space, "");
+  Plan drifted = uniform;
+  ASSERT_FALSE(space.weights_of_block[3].empty());
+  for (const size_t w : space.weights_of_block[3]) {
+    drifted.weights[w].zero_stage = 3;
+  }
+  for (const size_t w : space.weights_of_block[0]) {
+    drifted.weights[w].zero_stage = 2;
+  }
+  ASSERT_TRUE(MakeCanonical(space, drifted));
+  const CutObjective objective(space);
+  Evaluation evaluation = objective.Evaluate(drifted);
+  const Duration before = evaluation.step_time;
+  EXPECT_GT(Tidy(space, objective, nullptr, drifted, evaluation), 0);
+  EXPECT_LE(evaluation.step_time, before);
+  for (const WeightPlacement& weight : drifted.weights) {
+    EXPECT_EQ(weight.zero_stage, 3);
+  }
+}
+
 // Three samples on 16 ranks, and one row of two columns: all ranks do all the
 // work, but that of two at most.
 TEST(Mcmc, StartsWhereNoStrategyIsValid) {

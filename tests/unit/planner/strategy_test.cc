@@ -240,7 +240,7 @@ TEST(ParseStrategy, StorageAndCommunication) {
             "KiB, MiB or GiB), or 0 for one bucket for each block");
   EXPECT_EQ(error("bucket=1KB"),
             "bucket: unknown unit 'KB'; did you mean 'kB'? known: B, kB, MB, "
-            "GB, KiB, MiB, GiB");
+            "GB, TB, KiB, MiB, GiB, TiB");
   EXPECT_EQ(ParseStrategy("tiles=4")->tiles, 4);
   EXPECT_EQ(error("tiles=0"),
             "tiles: is '0': expected a whole number from 1 to 1024");

@@ -56,6 +56,9 @@ TEST(LikelyParts, AreDevicesOfATypeAndWhatDividesTheBatch) {
   EXPECT_EQ(texts("dgx-h100:1x6", 2), "110000 111100 ");
   // Of eight devices six are a multiple of three, and five one of five.
   EXPECT_EQ(texts("dgx-h100:1", 8, {2, 3, 5}), "11111100 11111000 ");
+  EXPECT_EQ(texts("dgx-h100:1", 8, {3, 7}), "11111100 11111110 ");
+  EXPECT_EQ(texts("dgx-h100:2x8", 16, {3, 4}),
+            "1111111111110000 1111111111111110 ");
   EXPECT_EQ(texts("dgx-h100:1x2+titan-rtx-pair:1", 8), "1100 0011 ");
   EXPECT_EQ(texts("titan-rtx-pair:1+dgx-h100:1x2", 6), "1100 0011 1011 ");
   EXPECT_EQ(texts("dgx-h100:1x1+titan-rtx-pair:1x1+k80-fdr:1x1", 6),
@@ -287,8 +290,8 @@ TEST(PlansOnParts, KeepToConstraints) {
   EXPECT_GT(broken_of({}), 0);
 }
 
-// Three ways divide no eight devices, nor any fewer that the batch asks for, but
-// six of them. A stage of ZeRO is no number of ways.
+// Three ways divide no eight devices, nor any fewer that the batch asks for,
+// but six of them. A stage of ZeRO is no number of ways.
 TEST(PlansOnParts, HaveAsManyDevicesAsFixedWaysDivide) {
   const Graph graph = Gpt2(8);
   const Cluster cluster = MakeCluster("dgx-h100:1x8").value();
