@@ -273,7 +273,7 @@ class Tidier {
       }
       return cuts;
     };
-    if (Stopped()) return;
+    if (plan_.weights.empty() || Stopped()) return;
     std::map<Cut, int64_t> parameters;
     const std::vector<Cut> cuts = cuts_now();
     for (size_t w = 0; w < cuts.size(); ++w) {
