@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -31,7 +32,7 @@ auto TiedWeight(Weight& weight) {
 
 // So many operators or kinds of blocks are offered one by one: in a graph of
 // thousands of unlike blocks each takes as long as a price.
-constexpr int kMostOffers = 64;
+constexpr int kMostOffers = 128;
 
 class Tidier {
  public:
@@ -223,7 +224,8 @@ class Tidier {
     return usual;
   }
 
-  // Of all operators, then of those of equal blocks.
+  // Of all operators, of those of as many equal blocks as may be, and then of
+  // some in the others.
   void DropRecomputation() {
     if (Stopped()) return;
     const auto without = [&](const std::vector<NodeId>& nodes) {
@@ -236,17 +238,38 @@ class Tidier {
       std::ranges::copy(nodes, std::back_inserter(all));
     }
     if (Offer(without(all))) return;
+    const auto nodes_of = [&](int block) -> const std::vector<NodeId>& {
+      return index_.nodes_of_block[static_cast<size_t>(block)];
+    };
     int offers = 0;
-    ForEachClass(Scope::kClassInStage, [&](const std::vector<int>& blocks) {
-      std::vector<NodeId> nodes;
-      for (int b : blocks) {
-        std::ranges::copy(index_.nodes_of_block[static_cast<size_t>(b)],
-                          std::back_inserter(nodes));
-      }
-      const bool runs_again = std::ranges::any_of(nodes, [&](NodeId node) {
-        return plan_.ops[node.index()].recompute;
+    ForEachClass(Scope::kClassInStage, [&](std::vector<int> blocks) {
+      std::erase_if(blocks, [&](int block) {
+        return std::ranges::none_of(nodes_of(block), [&](NodeId node) {
+          return plan_.ops[node.index()].recompute;
+        });
       });
-      if (runs_again && ++offers <= kMostOffers) Offer(without(nodes));
+      // As many of the last as there is memory for: all, or half, and so on.
+      for (size_t some = blocks.size(); some > 0; some /= 2) {
+        if (some > blocks.size()) continue;
+        if (++offers > kMostOffers || Stopped()) return;
+        std::vector<NodeId> nodes;
+        for (int b : std::span(blocks).last(some)) {
+          std::ranges::copy(nodes_of(b), std::back_inserter(nodes));
+        }
+        if (Offer(without(nodes))) blocks.resize(blocks.size() - some);
+      }
+      // In those that are left an operator may run again for nothing.
+      for (size_t i = 0; !blocks.empty() && i < nodes_of(blocks[0]).size();
+           ++i) {
+        std::vector<NodeId> like;
+        for (int b : blocks) {
+          const NodeId node = nodes_of(b)[i];
+          if (plan_.ops[node.index()].recompute) like.push_back(node);
+        }
+        if (like.empty()) continue;
+        if (++offers > kMostOffers || Stopped()) return;
+        Offer(without(like));
+      }
     });
   }
 
@@ -320,6 +343,15 @@ class Tidier {
     offer([](Plan& plan) {
       for (OpPlacement& op : plan.ops) op.tiles = 1;
     });
+    // The plainest schedules first; those that are not plainer are left out.
+    for (const char* schedule : {"1f1b", "zb-h1"}) {
+      if (plan_.schedule == schedule) break;
+      offer([&](Plan& plan) {
+        plan.schedule = schedule;
+        plan.actions.clear();
+      });
+      if (plan_.schedule == schedule) break;
+    }
   }
 
   // Asks no more once it was told.

@@ -11,7 +11,8 @@ namespace tessera {
 // A walk leaves differences where they cost little. Takes back, wherever the
 // plan gets no worse by it: equal blocks placed and cut differently, stage by
 // stage and then over the plan; operators split otherwise than most blocks of
-// their group; what runs again in backward; weights cut otherwise than most
+// their group; what runs again in backward; an order of actions or a schedule
+// that a plainer one is as fast as; weights cut otherwise than most
 // parameters; and sizes of buckets, prefetching, zigzag and tiles. `evaluation`
 // is that of `plan`, before and after. Ends as soon as `stop` says so (called
 // before each evaluation, at least). Returns the number of evaluations.
