@@ -262,9 +262,13 @@ fails 2 "no operator matches" search "${tiny[@]}" "${cluster[@]}" \
   --proposals 1 --fix 'nothing=tp:2'
 fails 2 "unknown constraint 'zero4'" search "${tiny[@]}" "${cluster[@]}" \
   --proposals 1 --forbid zero4
+# Three ways do not divide four devices, but three of them.
+"$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 1 \
+  --fix h.0.attn=tp:3 >"$work/stdout" 2>/dev/null
+grep -q "on 3 of 4 devices" "$work/stdout"
 # No plan is found: that is the constraints, not the memory.
 fails 2 "breaks --fix h.0.attn=tp:3" search "${tiny[@]}" "${cluster[@]}" \
-  --proposals 1 --time-limit 1 --fix h.0.attn=tp:3
+  --proposals 1 --time-limit 1 --fix h.0.attn=tp:3 --fix h.1.attn=tp:4
 echo "spaze dp" >"$work/wrong"
 fails 2 "wrong:1: unknown constraint 'spaze'" search "${tiny[@]}" \
   "${cluster[@]}" --proposals 1 --constraints "$work/wrong"
