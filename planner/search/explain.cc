@@ -447,6 +447,7 @@ std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
                                     const Plan& plan, int draws, uint64_t seed,
                                     const std::function<bool()>& stop) {
   std::vector<Neighbour> neighbours;
+  const Evaluation own = objective.Evaluate(plan);
   Draft draft(space, plan);
   uint64_t stream = 0;
   for (const Move& move : Moves()) {
@@ -464,6 +465,8 @@ std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
       known.push_back(proposed);
       Evaluation evaluation = objective.Evaluate(proposed);
       ++best.candidates;
+      // What neither takes other time nor other memory tells nothing.
+      if (evaluation == own) continue;
       if (!best.changes.empty() && !Better(evaluation, best.evaluation)) {
         continue;
       }

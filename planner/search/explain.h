@@ -67,7 +67,8 @@ struct Neighbour {
 };
 
 // Of `draws` draws of every move, best first; moves that do not apply, or lead
-// to nothing that can be named, are left out. Stops early when `stop` says so.
+// to nothing that can be named or that is evaluated otherwise than the plan,
+// are left out. Stops early when `stop` says so.
 // REQUIRES: `plan` is canonical.
 std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
                                     const Objective& objective,
