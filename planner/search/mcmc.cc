@@ -324,10 +324,20 @@ void TakeTidied(const SearchSpace& space, const Objective& objective,
   FoundPlan tidy = {best.plan, {}};
   if (!MakeCanonical(space, tidy.plan)) return;
   tidy.evaluation = objective.Evaluate(tidy.plan);
-  Tidy(space, objective, stop, tidy.plan, tidy.evaluation);
   if (best.shared) PriceShared(objective, tidy);
-  const bool knows = tidy.shared.has_value() == best.shared.has_value();
-  if (knows && !Better(best.score(), tidy.score())) best = std::move(tidy);
+  if (tidy.shared.has_value() != best.shared.has_value()) return;
+  // No step may lose on the links what another gains.
+  std::function<bool(const Plan&)> keeps;
+  if (best.shared) {
+    keeps = [&](const Plan& plan) {
+      const auto shared = objective.QuickSharedStepTime(plan);
+      if (!shared || *shared > *tidy.shared) return false;
+      tidy.shared = shared;
+      return true;
+    };
+  }
+  Tidy(space, objective, stop, tidy.plan, tidy.evaluation, keeps);
+  if (!Better(best.score(), tidy.score())) best = std::move(tidy);
 }
 
 // All that a walk found, and the `priced` starts. Where it counts shared links

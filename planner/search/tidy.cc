@@ -45,14 +45,21 @@ class Tidier {
         plan_(plan),
         evaluation_(evaluation) {}
 
-  int Run() {
-    MakeBlocksAlike();
-    MakeCutsAlike();
-    DropWhole();
-    // What may take many evaluations.
-    DropRecomputation();
-    MakeCutsUsual();
-    MakeOperatorsUsual();
+  int Run(const std::function<bool(const Plan&)>& keeps) {
+    // Those that may take many evaluations come last.
+    constexpr void (Tidier::*kSteps[])() = {
+        &Tidier::MakeBlocksAlike, &Tidier::MakeCutsAlike,
+        &Tidier::DropWhole,       &Tidier::DropRecomputation,
+        &Tidier::MakeCutsUsual,   &Tidier::MakeOperatorsUsual};
+    for (const auto step : kSteps) {
+      if (Stopped()) break;
+      const Plan plan = plan_;
+      const Evaluation evaluation = evaluation_;
+      (this->*step)();
+      if (!keeps || plan_ == plan || keeps(plan_)) continue;
+      plan_ = plan;
+      evaluation_ = evaluation;
+    }
     return evaluations_;
   }
 
@@ -387,9 +394,9 @@ class Tidier {
 }  // namespace
 
 int Tidy(const SearchSpace& space, const Objective& objective,
-         const std::function<bool()>& stop, Plan& plan,
-         Evaluation& evaluation) {
-  return Tidier(space, objective, stop, plan, evaluation).Run();
+         const std::function<bool()>& stop, Plan& plan, Evaluation& evaluation,
+         const std::function<bool(const Plan&)>& keeps) {
+  return Tidier(space, objective, stop, plan, evaluation).Run(keeps);
 }
 
 }  // namespace tessera

@@ -15,9 +15,11 @@ namespace tessera {
 // that a plainer one is as fast as; weights cut otherwise than most
 // parameters; and sizes of buckets, prefetching, zigzag and tiles. `evaluation`
 // is that of `plan`, before and after. Ends as soon as `stop` says so (called
-// before each evaluation, at least). Returns the number of evaluations.
-// REQUIRES: `plan` is canonical.
+// before each evaluation, at least). Of each kind of difference `keeps`, which
+// may be empty, says at last whether the plan without them may stay. Returns
+// the number of evaluations. REQUIRES: `plan` is canonical.
 int Tidy(const SearchSpace& space, const Objective& objective,
-         const std::function<bool()>& stop, Plan& plan, Evaluation& evaluation);
+         const std::function<bool()>& stop, Plan& plan, Evaluation& evaluation,
+         const std::function<bool(const Plan&)>& keeps = nullptr);
 
 }  // namespace tessera

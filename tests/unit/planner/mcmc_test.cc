@@ -923,6 +923,23 @@ TEST(Tidy, LeavesAsMuchToRunAgainAsFits) {
   EXPECT_EQ(evaluation.step_time, Duration{1'003});
 }
 
+// What is said of each kind of change holds for that kind alone: with its
+// bucket the plan may not lose what its layers lose.
+TEST(Tidy, TakesBackNoMoreThanIsKept) {
+  const Graph graph = MlpGraph(8, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(2);
+  const SearchSpace space(graph, cluster);
+  Plan plan = Uniform(space, "recompute=full,bucket=1MB");
+  const LayersAgainObjective objective(graph);
+  Evaluation evaluation = objective.Evaluate(plan);
+  const Bytes bucket = plan.bucket_bytes;
+  Tidy(space, objective, nullptr, plan, evaluation,
+       [&](const Plan& tidied) { return tidied.bucket_bytes == bucket; });
+  EXPECT_EQ(plan.bucket_bytes, bucket);
+  EXPECT_EQ(evaluation.step_time, Duration{1'003});
+  EXPECT_EQ(evaluation, objective.Evaluate(plan));
+}
+
 // Schedules are as fast as one another, but for gpipe.
 class SchedulesObjective : public Objective {
  public:
