@@ -130,7 +130,7 @@ std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
     const int64_t of_sample = devices / std::gcd(devices, global_batch);
     return std::has_single_bit(static_cast<uint64_t>(of_sample));
   });
-  // Of all that are fixed, or else of each.
+  // A multiple of all that are fixed, and of each.
   int64_t all = 1;
   for (const int degree : degrees) {
     all = std::lcm(all, int64_t{degree});

@@ -34,7 +34,7 @@ using ClusterSubset = std::vector<bool>;
 // one, where there are more than two; and where the batch is no multiple of the
 // devices, of the fastest hosts the most that it is a multiple of, and the most
 // that are a power of two times what divides it; and where the devices are no
-// multiple of one of `degrees`, the most that are.
+// multiple of all `degrees`, or of one of them, the most that are.
 std::vector<ClusterSubset> LikelyParts(const Cluster& cluster,
                                        int64_t global_batch, DType dtype,
                                        const std::vector<int>& degrees = {});

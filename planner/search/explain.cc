@@ -400,8 +400,7 @@ std::vector<Decision> DecisionsOf(
       }
       if (stop && stop()) return decisions;
       if (best.empty()) continue;
-      const Strategy other =
-          WithoutIdle(space.index, *space.cluster, best[0].strategy);
+      const Strategy other = WithoutIdle(space, best[0].strategy);
       // ZeRO within nodes is ZeRO where all copies are on one.
       Plan plan = PlanFromStrategy(space.index, *space.cluster, other).value();
       const bool known = std::ranges::any_of(plans, [&](const Plan& before) {

@@ -67,7 +67,7 @@ struct Neighbour {
 };
 
 // Of `draws` draws of every move, best first; moves that do not apply, or lead
-// to nothing that can be named or that is evaluated otherwise than the plan,
+// to no plan that can be told by name and is evaluated otherwise than `plan`,
 // are left out. Stops early when `stop` says so.
 // REQUIRES: `plan` is canonical.
 std::vector<Neighbour> NeighboursOf(const SearchSpace& space,

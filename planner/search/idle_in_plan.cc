@@ -1,9 +1,6 @@
 #include "planner/search/idle_in_plan.h"
 
-#include <string>
-#include <vector>
-
-#include "planner/search/search_space.h"
+#include "planner/search/adapt.h"
 
 namespace tessera {
 
@@ -35,12 +32,12 @@ std::optional<IdleKey> FirstIdleIn(const GraphIndex& index,
   return std::nullopt;
 }
 
-Strategy WithoutIdle(const GraphIndex& index, const Cluster& cluster,
-                     Strategy strategy) {
-  std::vector<std::string> notes;
-  strategy = WithoutIdleKeys(index, cluster, strategy, notes);
-  const Plan plan = PlanFromStrategy(index, cluster, strategy).value();
-  while (const auto idle = FirstIdleIn(index, cluster, strategy, plan)) {
+Strategy WithoutIdle(const SearchSpace& space, Strategy strategy) {
+  strategy = WithoutIdleKeys(space, strategy);
+  const Plan plan =
+      PlanFromStrategy(space.index, *space.cluster, strategy).value();
+  while (const auto idle =
+             FirstIdleIn(space.index, *space.cluster, strategy, plan)) {
     idle->drop(strategy);
   }
   return strategy;

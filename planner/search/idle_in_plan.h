@@ -11,6 +11,7 @@
 #include "planner/plan/idle_keys.h"
 #include "planner/plan/plan.h"
 #include "planner/plan/strategy.h"
+#include "planner/search/search_space.h"
 
 namespace tessera {
 
@@ -22,7 +23,6 @@ std::optional<IdleKey> FirstIdleIn(const GraphIndex& index,
 
 // `strategy` without what changes nothing of its plan, as --strategy takes it.
 // REQUIRES: it gives a plan.
-Strategy WithoutIdle(const GraphIndex& index, const Cluster& cluster,
-                     Strategy strategy);
+Strategy WithoutIdle(const SearchSpace& space, Strategy strategy);
 
 }  // namespace tessera

@@ -311,7 +311,7 @@ std::optional<Candidate> BestOf(const Approach& approach,
        Sweep(space, objective, strategies, count, threads, stop).best) {
     if (full.score.feasible) TryFewer(space, objective, full, stop, best);
   }
-  best.strategy = WithoutIdle(space.index, *space.cluster, best.strategy);
+  best.strategy = WithoutIdle(space, best.strategy);
   return best;
 }
 

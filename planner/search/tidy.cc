@@ -162,7 +162,11 @@ class Tidier {
     const auto splits_of = [](const OpPlacement& op) {
       return Splits(op.axes, op.streamed);
     };
-    const auto usual = UsualRoles();
+    std::vector<std::optional<AxisRoles>> roles;  // by block
+    for (int b = 0; b < static_cast<int>(index_.nodes_of_block.size()); ++b) {
+      roles.push_back(RolesOf(index_, plan_, b));
+    }
+    const auto usual = UsualRoles(roles);
     struct Odd {
       int block_class = 0;
       GroupId group;
@@ -176,7 +180,7 @@ class Tidier {
       const auto& nodes = index_.nodes_of_block[static_cast<size_t>(b)];
       if (nodes.empty()) continue;
       const GroupId group = GroupOfBlock(space_, plan_, b);
-      if (!usual[group.index()] || RolesOf(index_, plan_, b)) continue;
+      if (!usual[group.index()] || roles[static_cast<size_t>(b)]) continue;
       // Not where branches are on groups of their own.
       if (std::ranges::any_of(nodes, [&](NodeId node) {
             return plan_.ops[node.index()].group != group;
@@ -204,19 +208,20 @@ class Tidier {
     }
   }
 
-  // By group those of most of its blocks that have roles, if any has.
-  std::vector<std::optional<AxisRoles>> UsualRoles() const {
+  // By group those of most of its blocks that have `roles`, if any has.
+  std::vector<std::optional<AxisRoles>> UsualRoles(
+      const std::vector<std::optional<AxisRoles>>& roles) const {
     std::vector<std::vector<std::pair<int, AxisRoles>>> counted(
         plan_.groups.size());
-    for (int b = 0; b < static_cast<int>(index_.nodes_of_block.size()); ++b) {
-      if (index_.nodes_of_block[static_cast<size_t>(b)].empty()) continue;
-      const auto roles = RolesOf(index_, plan_, b);
-      if (!roles) continue;
-      auto& known = counted[GroupOfBlock(space_, plan_, b).index()];
+    for (int b = 0; b < static_cast<int>(roles.size()); ++b) {
+      const std::optional<AxisRoles>& own = roles[static_cast<size_t>(b)];
+      const GroupId group = GroupOfBlock(space_, plan_, b);
+      if (!own || !group.valid()) continue;
+      auto& known = counted[group.index()];
       const auto at =
-          std::ranges::find(known, *roles, &std::pair<int, AxisRoles>::second);
+          std::ranges::find(known, *own, &std::pair<int, AxisRoles>::second);
       if (at == known.end()) {
-        known.emplace_back(1, *roles);
+        known.emplace_back(1, *own);
       } else {
         ++at->first;
       }
@@ -292,9 +297,10 @@ class Tidier {
     }
   }
 
+  using Cut = std::pair<int, bool>;  // ZeRO's stage, whether within nodes only
+
   // ZeRO's cuts as most parameters have them, or none.
   void MakeCutsUsual() {
-    using Cut = std::pair<int, bool>;  // stage, and whether within nodes only
     const auto cuts_now = [&] {
       const std::vector<bool> within = CutWithinNode(space_, plan_);
       std::vector<Cut> cuts;
@@ -322,7 +328,6 @@ class Tidier {
     }
   }
   // Gives the weights that have one cut another, as far as they may have it.
-  template <typename Cut>
   bool OfferCut(const std::vector<Cut>& cuts, const Cut& from, const Cut& to) {
     if (Stopped()) return false;
     Plan candidate = plan_;
